@@ -1,0 +1,131 @@
+"""The seam to llama.cpp: what the engine needs from a loaded model. ``llama`` and ``stub`` implement it; third parties by entry point.
+
+Ownership: the engine thread alone calls anything but the vocabulary methods, which are pure and safe on any thread.
+Sequence ids are 0 … n_seq_max-1 for requests; ``scratch`` is one more, for copying ranges.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from barrel_inference.types import Sampling
+
+
+class DecodeStatus(enum.Enum):
+    OK = "ok"
+    NO_ROOM = "no_room"  # nothing was decoded; memory is as before
+    ABORTED = "aborted"  # the time budget ran out; sequences of the batch are in an unknown state
+    FAILED = "failed"  # the context must be rebuilt
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """Consecutive tokens of one sequence in a batch. ``want_logits``: of its last token."""
+
+    seq: int
+    start: int  # position of the first token
+    tokens: tuple[int, ...]
+    want_logits: bool
+
+
+class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts read from the model and the real context (after llama.cpp's own adjustments)."""
+
+    architecture: str
+    description: str
+    n_ctx: int  # per sequence
+    n_ctx_train: int
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int  # without scratch
+    n_vocab: int
+    n_embd: int
+    n_layer: int
+    n_params: int
+    size_bytes: int
+    n_swa: int = 0  # sliding window in tokens; 0 = none
+    is_recurrent: bool = False
+    is_hybrid: bool = False
+    has_memory: bool = True
+    vocab_only: bool = False
+    embeddings: bool = False
+    flash_attn: bool = False  # resolved
+    type_k: str = "f16"
+    type_v: str = "f16"
+    rope: str = ""  # canonical text of every RoPE/YaRN parameter in force
+    quant_type: str = ""
+    quant_bits: float = 0.0
+    add_bos: bool = False
+    bos_token: str = ""
+    eos_token: str = ""
+    chat_template: str | None = None
+    build: str = ""  # identifies binding, llama.cpp commit and state format
+    warnings: tuple[str, ...] = ()
+
+
+class Sampler(Protocol):
+    """The sampler chain of one sequence.
+
+    Position-seeded: the randomness of output token i depends on (seed, i) alone, so that a resumed request continues the same
+    draw without the logits of what it already emitted. ``stateful`` samplers (mirostat) are the exception and must see every token.
+    """
+
+    stateful: bool
+
+    def sample(self, logits: NDArray[np.float32], index: int) -> int:
+        """Choose output token ``index`` from logits [n_vocab] (already masked); does not accept it."""
+
+    def accept(self, token: int) -> None:
+        """Enter a token (prompt or output) into penalties and DRY history."""
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    info: BackendInfo
+    scratch: int
+
+    # vocabulary: any thread
+    def tokenize(self, text: bytes, *, add_special: bool, parse_special: bool) -> list[int]: ...
+    def piece(self, token: int, *, special: bool) -> bytes: ...
+    def is_eog(self, token: int) -> bool: ...
+    def is_control(self, token: int) -> bool: ...
+
+    # decoding: engine thread
+    def decode(self, slices: list[Slice], budget_s: float | None) -> DecodeStatus:
+        """One llama_decode of at most n_batch tokens (checked here: more would abort the process)."""
+
+    def logits(self, index: int) -> NDArray[np.float32]:
+        """Writable view [n_vocab] of the last token of ``slices[index]`` of the last decode; valid until the next decode."""
+
+    def sampler(self, sampling: Sampling, seed: int) -> Sampler: ...
+
+    def embed(self, inputs: list[list[int]]) -> list[NDArray[np.float32]]:
+        """Pooled, L2-normalised [n_embd] per input, batched internally. Each input must fit n_ubatch."""
+
+    def rebuild(self) -> None:
+        """Replace the context in place after FAILED or ABORTED; all KV is gone, the weights stay."""
+
+    # memory: engine thread
+    def seq_copy(self, src: int, dst: int, start: int, stop: int) -> None:
+        """Share positions [start, stop) of src into dst (stop -1 = end). No data moves."""
+
+    def seq_remove(self, seq: int, start: int, stop: int) -> bool:
+        """Drop positions [start, stop) (stop -1 = end). False when the memory cannot be cut there: then drop it all."""
+
+    def seq_bounds(self, seq: int) -> tuple[int, int]:
+        """(smallest, largest) position held, (-1, -1) if empty. With a sliding window the smallest may be > 0."""
+
+    def state_size(self, seq: int, *, partial: bool) -> int: ...
+
+    def state_read(self, seq: int, into: memoryview, *, partial: bool) -> int:
+        """Copy the sequence's state blob (``partial``: only window and recurrent parts) into ``into``; bytes written, 0 on failure."""
+
+    def state_write(self, seq: int, blob: memoryview, *, partial: bool) -> bool:
+        """Load a blob into ``seq``, which is cleared first and left empty on any failure."""
+
+    def close(self) -> None: ...
