@@ -19,7 +19,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of all option groups."""
 
 
-class ModelOpts(Options):
+class ModelOpts(Options, frozen=True):
     n_gpu_layers: int = 0
     split_mode: Literal["none", "layer", "row"] = "layer"
     main_gpu: int = 0
@@ -32,8 +32,9 @@ class ModelOpts(Options):
     vocab_only: bool = False
 
 
-class ContextOpts(Options):
-    """``n_ctx`` is per sequence (a request may always use all of it, whatever the others do); the KV pool holds n_ctx × n_seq_max cells."""
+class ContextOpts(Options, frozen=True):
+    """``n_ctx`` is per sequence (a request may always use all of it, whatever the others do); the KV pool holds
+    n_ctx × n_seq_max cells."""
 
     n_ctx: int = 2048
     n_batch: int = 512
@@ -53,7 +54,7 @@ class ContextOpts(Options):
     yarn_orig_ctx: int = 0
 
 
-class Policy(Options):
+class Policy(Options, frozen=True):
     """Save gates of the KV store, in tokens unless the name says otherwise."""
 
     min_tokens: int = 64
@@ -67,7 +68,7 @@ class Policy(Options):
     prefill_chunk_size: int | None = None  # max(64, n_batch / 4)
 
 
-class TierSpec(Options):
+class TierSpec(Options, frozen=True):
     """One tier as a worker sees it: a directory, how long it lives, how much it may hold (real allocation, bytes)."""
 
     name: str
@@ -76,7 +77,7 @@ class TierSpec(Options):
     quota_bytes: int
 
 
-class LoadOptions(Options):
+class LoadOptions(Options, frozen=True):
     """Everything a worker needs to load one model. Built and validated by the parent; crosses the border once."""
 
     id: str

@@ -1,42 +1,43 @@
-"""Every error the product raises on purpose. Each class has a stable ``code``; it crosses the worker border and maps to each HTTP dialect.
+"""Every error the product raises on purpose. Each class has a stable ``code``; it crosses the worker border and maps
+to each HTTP dialect.
 
-    BarrelError                     internal
-    ├── ConfigError                 invalid_option        option, value, allowed
-    ├── ModelError
-    │   ├── ModelFileError          invalid_model_file    missing, not GGUF, malformed, truncated
-    │   ├── LoadError               load_failed           the worker could not become ready
-    │   ├── AlreadyLoadedError      already_loaded
-    │   ├── NotLoadedError          not_loaded
-    │   ├── NoWeightsError          no_weights            vocab_only models only tokenize
-    │   └── OutOfMemoryError        out_of_memory         the model does not fit
-    ├── TierError
-    │   ├── TierMismatchError       tier_mismatch
-    │   ├── TierUnknownError        tier_unknown
-    │   └── TierUnusableError       tier_unusable
-    ├── RequestError
-    │   ├── InvalidRequestError     invalid_request
-    │   ├── ContextExceededError    context_exceeded      n_prompt_tokens, n_ctx
-    │   ├── SchemaError             invalid_schema        an unusable JSON schema, regex or grammar
-    │   ├── TemplateError           template_error        the chat template refused or failed
-    │   ├── UnsupportedError        unsupported           this model cannot do what was asked
-    │   ├── SeqCapacityError        seq_capacity          on_full="error" and no free sequence
-    │   ├── QueueFullError          queue_full
-    │   ├── RequestTimeoutError     timeout               timeout_s ran out
-    │   ├── DecodeTimeoutError      decode_timeout        one decode exceeded decode_budget_ms
-    │   ├── KVFullError             kv_full               no KV room even alone
-    │   ├── DecodeError             decode_failed
-    │   └── WorkerDiedError         worker_died
-    ├── CacheError                  cache_error           export, import, pin
-    └── RegistryError               registry_error
-        ├── InvalidNameError        invalid_name
-        ├── ModelNotFoundError      model_not_found
-        ├── ManifestError           invalid_manifest
-        ├── ModelfileError          invalid_modelfile     line
-        ├── DirectiveError          modelfile_directive_not_supported  directive, line
-        ├── PullError               pull_failed           status
-        ├── DigestMismatchError     digest_mismatch       expected, actual
-        ├── DiskFullError           disk_full             needed, free
-        └── ReadOnlyError           read_only
+BarrelError                     internal
+├── ConfigError                 invalid_option        option, value, allowed
+├── ModelError
+│   ├── ModelFileError          invalid_model_file    missing, not GGUF, malformed, truncated
+│   ├── LoadError               load_failed           the worker could not become ready
+│   ├── AlreadyLoadedError      already_loaded
+│   ├── NotLoadedError          not_loaded
+│   ├── NoWeightsError          no_weights            vocab_only models only tokenize
+│   └── OutOfMemoryError        out_of_memory         the model does not fit
+├── TierError
+│   ├── TierMismatchError       tier_mismatch
+│   ├── TierUnknownError        tier_unknown
+│   └── TierUnusableError       tier_unusable
+├── RequestError
+│   ├── InvalidRequestError     invalid_request
+│   ├── ContextExceededError    context_exceeded      n_prompt_tokens, n_ctx
+│   ├── SchemaError             invalid_schema        an unusable JSON schema, regex or grammar
+│   ├── TemplateError           template_error        the chat template refused or failed
+│   ├── UnsupportedError        unsupported           this model cannot do what was asked
+│   ├── SeqCapacityError        seq_capacity          on_full="error" and no free sequence
+│   ├── QueueFullError          queue_full
+│   ├── RequestTimeoutError     timeout               timeout_s ran out
+│   ├── DecodeTimeoutError      decode_timeout        one decode exceeded decode_budget_ms
+│   ├── KVFullError             kv_full               no KV room even alone
+│   ├── DecodeError             decode_failed
+│   └── WorkerDiedError         worker_died
+├── CacheError                  cache_error           export, import, pin
+└── RegistryError               registry_error
+    ├── InvalidNameError        invalid_name
+    ├── ModelNotFoundError      model_not_found
+    ├── ManifestError           invalid_manifest
+    ├── ModelfileError          invalid_modelfile     line
+    ├── DirectiveError          modelfile_directive_not_supported  directive, line
+    ├── PullError               pull_failed           status
+    ├── DigestMismatchError     digest_mismatch       expected, actual
+    ├── DiskFullError           disk_full             needed, free
+    └── ReadOnlyError           read_only
 """
 
 from __future__ import annotations

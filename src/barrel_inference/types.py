@@ -1,4 +1,5 @@
-"""The values every layer speaks: what a request asks, what comes back, what a model is. Pure, frozen, imports nothing of ours but errors."""
+"""The values every layer speaks: what a request asks, what comes back, what a model is. Pure, frozen, imports
+nothing of ours but errors."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     """Base of all wire values: immutable, compared by content, encoded without defaults."""
 
 
-class Sampling(Value):
+class Sampling(Value, frozen=True):
     """How the next token is chosen. Neutral values switch a sampler off. ``temperature`` 0 is greedy.
 
-    Order of application: logit_bias, constraint mask, penalties, DRY, top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature.
+    Order of application: logit_bias, constraint mask, penalties, DRY, top_n_sigma, top_k, typical_p, top_p, min_p,
+    XTC, temperature.
     """
 
     temperature: float = 0.8
@@ -49,8 +51,9 @@ class Sampling(Value):
     seed: int | None = None  # None: drawn by the runtime and reported in Completion.seed
 
 
-class Constraint(Value):
-    """What the output must match; at most one field set. ``start_after`` arms it once that text has been produced (after the thinking)."""
+class Constraint(Value, frozen=True):
+    """What the output must match; at most one field set. ``start_after`` arms it once that text has been produced
+    (after the thinking)."""
 
     json_schema: str | None = None  # JSON text of the schema
     regex: str | None = None
@@ -59,8 +62,9 @@ class Constraint(Value):
     start_after: str | None = None
 
 
-class Request(Value):
-    """One generation as the worker sees it. ``prompt`` is text or token ids; ``resume`` is set by the supervisor after a crash."""
+class Request(Value, frozen=True):
+    """One generation as the worker sees it. ``prompt`` is text or token ids; ``resume`` is set by the supervisor
+    after a crash."""
 
     id: str
     prompt: str | tuple[int, ...]
@@ -72,7 +76,9 @@ class Request(Value):
     top_logprobs: int = 0
     add_special: bool = True
     parse_special: bool = True  # control tokens written in the prompt text count as such
-    boundaries: tuple[int, ...] = ()  # character offsets of message ends in a text prompt; token offsets for token prompts
+    boundaries: tuple[
+        int, ...
+    ] = ()  # character offsets of message ends in a text prompt; token offsets for token prompts
     cache: CacheMode = "auto"
     exact: Exactness | None = None  # None: the model's default
     parent_key: str | None = None
@@ -84,7 +90,7 @@ class Request(Value):
     resume: Resume | None = None
 
 
-class Resume(Value):
+class Resume(Value, frozen=True):
     """What a dead worker had already done for a request, so that a new one continues to the same text."""
 
     prompt_tokens: tuple[int, ...]
@@ -92,7 +98,7 @@ class Resume(Value):
     start: int  # position the first prefill began at: the same cuts give the same batch shapes
 
 
-class TokenLogprob(Value):
+class TokenLogprob(Value, frozen=True):
     token: int
     text: str
     logprob: float  # natural log
@@ -100,8 +106,9 @@ class TokenLogprob(Value):
     top: tuple[TokenLogprob, ...] = ()
 
 
-class CacheReport(Value):
-    """Where the prompt's KV came from. ``first_mismatch``: token position at which the nearest stored prefix differs, if any."""
+class CacheReport(Value, frozen=True):
+    """Where the prompt's KV came from. ``first_mismatch``: token position at which the nearest stored prefix
+    differs, if any."""
 
     kind: CacheKind = "cold"
     restored_tokens: int = 0
@@ -111,7 +118,7 @@ class CacheReport(Value):
     restore_s: float = 0.0
 
 
-class Usage(Value):
+class Usage(Value, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -121,7 +128,7 @@ class Usage(Value):
         return self.prompt_tokens + self.completion_tokens
 
 
-class Timings(Value):
+class Timings(Value, frozen=True):
     """Seconds. ``first_token_s`` counts from the arrival at the runtime."""
 
     queued_s: float = 0.0
@@ -133,7 +140,7 @@ class Timings(Value):
     load_s: float = 0.0
 
 
-class Chunk(Value):
+class Chunk(Value, frozen=True):
     """One piece of a stream. ``text`` is always whole UTF-8; the last chunk carries ``completion``."""
 
     text: str = ""
@@ -143,7 +150,7 @@ class Chunk(Value):
     completion: Completion | None = None
 
 
-class Completion(Value):
+class Completion(Value, frozen=True):
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason
@@ -159,14 +166,14 @@ class Completion(Value):
     index: int = 0
 
 
-class Embedding(Value):
+class Embedding(Value, frozen=True):
     """``vectors``: one float list per input, L2-normalised. ``prompt_tokens``: sum over inputs."""
 
     vectors: tuple[tuple[float, ...], ...]
     prompt_tokens: int
 
 
-class Message(Value):
+class Message(Value, frozen=True):
     """One chat message in the neutral form that templates read (OpenAI's field names)."""
 
     role: str
@@ -177,7 +184,7 @@ class Message(Value):
     name: str | None = None
 
 
-class ModelInfo(Value):
+class ModelInfo(Value, frozen=True):
     """A snapshot, cheap enough for a router's hot path."""
 
     id: str
@@ -215,7 +222,7 @@ class ModelInfo(Value):
     loader: dict[str, Any] = {}
 
 
-class TierInfo(Value):
+class TierInfo(Value, frozen=True):
     name: str
     kind: TierKind
     path: str
@@ -227,7 +234,7 @@ class TierInfo(Value):
     write_bytes_s: float = 0.0
 
 
-class CacheStats(Value):
+class CacheStats(Value, frozen=True):
     """Counters since start, over all models; see docs/kv-cache.md for each one."""
 
     tiers: tuple[TierInfo, ...] = ()
@@ -235,7 +242,7 @@ class CacheStats(Value):
     by_model: dict[str, dict[str, float]] = {}
 
 
-class CacheLookup(Value):
+class CacheLookup(Value, frozen=True):
     """How much of a prompt would be restored, by tier name."""
 
     prompt_tokens: int

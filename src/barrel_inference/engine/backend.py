@@ -1,4 +1,5 @@
-"""The seam to llama.cpp: what the engine needs from a loaded model. ``llama`` and ``stub`` implement it; third parties by entry point.
+"""The seam to llama.cpp: what the engine needs from a loaded model. ``llama`` and ``stub`` implement it; third
+parties by entry point.
 
 Ownership: the engine thread alone calls anything but the vocabulary methods, which are pure and safe on any thread.
 Sequence ids are 0 … n_seq_max-1 for requests; ``scratch`` is one more, for copying ranges.
@@ -70,8 +71,10 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Sampler(Protocol):
     """The sampler chain of one sequence.
 
-    Position-seeded: the randomness of output token i depends on (seed, i) alone, so that a resumed request continues the same
-    draw without the logits of what it already emitted. ``stateful`` samplers (mirostat) are the exception and must see every token.
+    Position-seeded: the randomness of output token i depends on (seed, i) alone, so that a resumed request continues
+    the same
+    draw without the logits of what it already emitted. ``stateful`` samplers (mirostat) are the exception and must
+    see every token.
     """
 
     stateful: bool
@@ -100,7 +103,8 @@ class Backend(Protocol):
         """One llama_decode of at most n_batch tokens (checked here: more would abort the process)."""
 
     def logits(self, index: int) -> NDArray[np.float32]:
-        """Writable view [n_vocab] of the last token of ``slices[index]`` of the last decode; valid until the next decode."""
+        """Writable view [n_vocab] of the last token of ``slices[index]`` of the last decode; valid until the next
+        decode."""
 
     def sampler(self, sampling: Sampling, seed: int) -> Sampler: ...
 
@@ -123,7 +127,8 @@ class Backend(Protocol):
     def state_size(self, seq: int, *, partial: bool) -> int: ...
 
     def state_read(self, seq: int, into: memoryview, *, partial: bool) -> int:
-        """Copy the sequence's state blob (``partial``: only window and recurrent parts) into ``into``; bytes written, 0 on failure."""
+        """Copy the sequence's state blob (``partial``: only window and recurrent parts) into ``into``; bytes
+        written, 0 on failure."""
 
     def state_write(self, seq: int, blob: memoryview, *, partial: bool) -> bool:
         """Load a blob into ``seq``, which is cleared first and left empty on any failure."""
