@@ -1,0 +1,1 @@
+"""One request's life in the worker: prepare → admission → generation → replay."""

@@ -1,0 +1,63 @@
+"""One resident sequence: the KV that a sequence id of the context holds. Written by the engine thread alone.
+
+A sequence outlives the request that filled it: idle, it is a donor of its prefix until it is recycled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from barrel_inference.types import CacheMode
+
+if TYPE_CHECKING:
+    from barrel_inference.engine.requests.generation import Generation
+
+
+@dataclass(eq=False)
+class Sequence:
+    """``tokens`` are the ids whose KV is computed, at positions 0 … n-1."""
+
+    seq: int
+    tokens: list[int] = field(default_factory=list)
+    n_prompt: int = 0  # of the request that filled it last
+    prefill_end: int = 0  # the first so many were computed by prefill in the shapes of a cold run
+    boundaries: tuple[int, ...] = ()  # message ends in the prompt, in tokens
+    salt: str = ""
+    cache: CacheMode = "auto"
+    tainted: bool = False  # never save, never share
+    saved: int = 0  # positions the store has captured; the store's to write
+    chain: Any = None  # the store's incremental block chain over ``tokens``; the store's to write
+    cost_us_per_token: float = 0.0  # measured prefill cost
+    last_used: float = 0.0
+    session: str | None = None  # pinned by it
+    generation: Generation | None = None  # running in it
+
+    @property
+    def is_idle(self) -> bool:
+        return self.generation is None
+
+    @property
+    def writes(self) -> bool:
+        """May be saved, and shared with other requests."""
+        return self.cache in ("auto", "write") and not self.tainted
+
+    def clear(self) -> None:
+        """Forget the content; the caller has removed the KV."""
+        self.tokens = []
+        self.prefill_end = self.n_prompt = self.saved = 0
+        self.boundaries = ()
+        self.chain = None
+        self.tainted = False
+
+    def adopt(self, tokens: list[int], prefill_end: int) -> None:
+        """The KV of exactly ``tokens`` is now in place (restored or shared)."""
+        self.clear()
+        self.tokens = tokens
+        self.prefill_end = min(prefill_end, len(tokens))
+
+    def extend(self, tokens: tuple[int, ...], *, cold_shape: bool) -> None:
+        """A decode has computed ``tokens``; ``cold_shape``: as prefill, with the rows a cold run would use."""
+        if cold_shape and self.prefill_end == len(self.tokens):
+            self.prefill_end += len(tokens)
+        self.tokens.extend(tokens)
