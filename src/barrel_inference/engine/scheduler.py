@@ -1,0 +1,108 @@
+"""What goes into the next batch, where prompts are cut, and where they may be resumed. Pure: functions of values, no state, no clock.
+
+Shapes decide bits: the same tokens decoded in batches of other sizes give slightly other KV. So a prompt that has the context to
+itself is always cut at absolute multiples of the same chunk, and is resumed only where that leaves the remaining shapes as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+SOLO_CHUNK = 256  # the fastest batch on CPU, and short enough to cancel within
+GRAIN = 32  # budgeted chunks are multiples of it: smaller ones waste the matrix kernels
+STEP_BUDGET_S = 0.4  # of prefill while others decode: their gap stays under 0.5 s
+TILE_ROWS = 64  # llama.cpp's CPU flash attention rounds differently in batches with fewer rows than this
+
+
+class View(NamedTuple):
+    """A running sequence as the scheduler sees it. Its prompt ends at ``end``; from there on it decodes."""
+
+    seq: int
+    position: int  # of the next token
+    end: int
+    served: int  # the step that fed it last
+    stops: tuple[int, ...] = ()  # ascending positions at which a chunk must end
+
+
+class Limits(NamedTuple):
+    n_batch: int  # at least the number of sequences
+    chunk: int  # most prompt tokens in a step in which others decode
+
+    @property
+    def solo_chunk(self) -> int:
+        return min(SOLO_CHUNK, self.n_batch)
+
+
+class Feed(NamedTuple):
+    """The next ``count`` tokens of a sequence go into the batch."""
+
+    seq: int
+    count: int
+
+
+def plan(views: Iterable[View], limits: Limits, s_per_token: float) -> list[Feed]:
+    """The next batch: one token of everything that decodes, then prompt chunks, least recently served first.
+
+    ``s_per_token``: measured cost of prefill, 0 = unknown. With nothing decoding a step is one solo chunk, filled up with
+    other prompts' chunks only where they fit whole.
+    """
+    turn = sorted(views, key=lambda view: view.served)
+    batch = [Feed(view.seq, 1) for view in turn if view.position >= view.end]
+    solo = not batch
+    room = limits.solo_chunk if solo else min(_budget(limits, s_per_token), limits.n_batch - len(batch))
+    is_first = True
+    for view in turn:
+        if view.position >= view.end or not room:
+            continue
+        want = next_cut(view, limits.solo_chunk if solo else None) - view.position
+        if want > room and not is_first:
+            continue
+        batch.append(Feed(view.seq, min(want, room)))
+        room -= batch[-1].count
+        is_first = False
+    return batch
+
+
+def next_cut(view: View, chunk: int | None) -> int:
+    """Where this prompt's next piece ends at the latest: its end, a stop, or (``chunk``) the next absolute multiple."""
+    cut = min((stop for stop in view.stops if view.position < stop < view.end), default=view.end)
+    return cut if chunk is None else min(cut, (view.position // chunk + 1) * chunk)
+
+
+def _budget(limits: Limits, s_per_token: float) -> int:
+    affordable = int(STEP_BUDGET_S / s_per_token) if s_per_token > 0 else 0
+    return min(max(affordable // GRAIN * GRAIN, GRAIN), limits.chunk)
+
+
+def is_cold_shape(start: int, stop: int, n_prompt: int, chunk: int) -> bool:
+    """Whether prefilling [start, stop) alone gives the rows that a cold run of this prompt computes."""
+    first = start // chunk * chunk
+    return stop == min(first + chunk, n_prompt) and (start == first or stop - start >= TILE_ROWS)
+
+
+def live_limit(available: int, *, n_prompt: int) -> int:
+    """Anything that is there; but the last prompt token is always decoded, for its logits."""
+    return min(available, n_prompt - 1)
+
+
+def cold_limit(available: int, *, n_prompt: int, chunk: int) -> int:
+    """The largest resume position from which the rest equals a cold run bit for bit (given rows in cold shapes)."""
+    available = min(available, n_prompt - 1)
+    first = available // chunk * chunk
+    end = min(first + chunk, n_prompt)
+    if end - first < TILE_ROWS:
+        return first
+    return max(first, min(available, end - TILE_ROWS) // TILE_ROWS * TILE_ROWS)
+
+
+def replay_limit(
+    available: int, *, n_prompt: int, last: int, start: int, stops: tuple[int, ...] = (), chunk: int
+) -> int:
+    """Where a request may continue that once began at ``start``: after its prompt anywhere up to ``last`` (those were batches
+    of one row), inside it only at one of its own cuts, before ``start`` anywhere."""
+    available = min(available, last)
+    if available >= n_prompt or available <= start:
+        return available
+    cuts = (start, available // chunk * chunk, *(stop for stop in stops if stop <= available))
+    return max(cuts)

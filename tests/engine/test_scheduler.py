@@ -1,0 +1,187 @@
+"""The scheduler: every token once and in order, nobody skipped, nobody starved, the same cuts whenever a prompt is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barrel_inference.engine.scheduler import (
+    GRAIN,
+    SOLO_CHUNK,
+    STEP_BUDGET_S,
+    TILE_ROWS,
+    Feed,
+    Limits,
+    View,
+    cold_limit,
+    is_cold_shape,
+    live_limit,
+    plan,
+    replay_limit,
+)
+
+LIMITS = Limits(n_batch=512, chunk=128)
+FAST = 0.004  # 250 tokens a second
+
+
+def run(
+    views: list[View], limits: Limits = LIMITS, s_per_token: float = FAST, steps: int = 10_000
+) -> Iterator[list[Feed]]:
+    """Play plans until every prompt has been read; decoding sequences go on for ever."""
+    state = {view.seq: view for view in views}
+    for step in range(1, steps):
+        if all(view.position >= view.end for view in state.values()):
+            return
+        batch = plan(state.values(), limits, s_per_token)
+        yield batch
+        for seq, count in batch:
+            state[seq] = state[seq]._replace(position=state[seq].position + count, served=step)
+    raise AssertionError("the prompts were never finished")
+
+
+def prompt(seq: int, end: int, position: int = 0, stops: tuple[int, ...] = ()) -> View:
+    return View(seq, position, end, 0, stops)
+
+
+def decoder(seq: int) -> View:
+    return View(seq, 10, 10, 0)
+
+
+prompts = st.lists(st.integers(1, 3000), min_size=0, max_size=6)
+decoders = st.integers(0, 6)
+batches = st.integers(12, 600)
+
+
+@given(prompts, decoders, batches, st.sampled_from([0.0, 0.0001, 0.004, 0.5]))
+def test_every_prompt_token_is_fed_once_and_in_order(
+    ends: list[int], n_decoding: int, n_batch: int, cost: float
+) -> None:
+    limits = Limits(n_batch, max(64, n_batch // 4))
+    views = [prompt(i, end) for i, end in enumerate(ends)] + [decoder(100 + i) for i in range(n_decoding)]
+    fed = dict.fromkeys(range(len(ends)), 0)
+    for batch in run(views, limits, cost):
+        assert len({feed.seq for feed in batch}) == len(batch)
+        for seq, count in batch:
+            assert count > 0
+            if seq < 100 and fed[seq] < ends[seq]:
+                fed[seq] += count
+    assert list(fed.values()) == ends  # no chunk crosses from prompt to decode
+
+
+@given(prompts, decoders, batches)
+def test_no_batch_exceeds_n_batch_and_no_decode_is_skipped(ends: list[int], n_decoding: int, n_batch: int) -> None:
+    limits = Limits(n_batch, max(64, n_batch // 4))
+    views = [prompt(i, end) for i, end in enumerate(ends)] + [decoder(100 + i) for i in range(n_decoding)]
+    for batch in run(views, limits):
+        assert sum(feed.count for feed in batch) <= n_batch
+        assert {100 + i for i in range(n_decoding)} <= {feed.seq for feed in batch if feed.count == 1}
+
+
+@given(st.lists(st.integers(500, 3000), min_size=2, max_size=6), decoders)
+def test_between_two_turns_of_a_prompt_every_other_gets_at_most_two(ends: list[int], n_decoding: int) -> None:
+    views = [prompt(i, end) for i, end in enumerate(ends)] + [decoder(100 + i) for i in range(n_decoding)]
+    done = [0] * len(ends)
+    since: dict[int, list[int]] = {i: [] for i in range(len(ends))}
+    for batch in run(views):
+        for seq, count in batch:
+            if seq >= 100 or done[seq] >= ends[seq]:
+                continue
+            done[seq] += count
+            since[seq] = []
+            for other, turns in since.items():
+                if other != seq and done[other] < ends[other]:
+                    turns.append(seq)
+                    assert max(turns.count(i) for i in range(len(ends))) <= 2
+
+
+@given(st.integers(1, 3000), st.integers(0, 2999), st.lists(st.integers(1, 3000), max_size=3))
+def test_a_prompt_alone_is_cut_at_absolute_multiples_and_stops(end: int, start: int, stops: list[int]) -> None:
+    start = min(start, end - 1)
+    view = prompt(0, end, start, tuple(sorted(stops)))
+    position, cuts = start, []
+    for ((_, count),) in run([view]):
+        position += count
+        cuts.append(position)
+    wanted = {cut for cut in range(SOLO_CHUNK, end, SOLO_CHUNK) if cut > start}
+    assert cuts == sorted(wanted | {stop for stop in stops if start < stop < end} | {end})
+
+
+@given(st.floats(0.0005, 0.02), st.integers(1, 7))
+def test_while_something_decodes_a_chunk_fits_the_time_budget(cost: float, n_decoding: int) -> None:
+    views = [prompt(0, 2000), *(decoder(100 + i) for i in range(n_decoding))]
+    for batch in run(views, LIMITS, cost):
+        tokens = sum(feed.count for feed in batch if feed.seq == 0)
+        assert tokens <= LIMITS.chunk
+        assert tokens <= GRAIN or tokens * cost <= STEP_BUDGET_S
+
+
+def test_a_long_prompt_beside_a_stream_takes_chunks_that_keep_the_gap_under_half_a_second() -> None:
+    first = next(run([prompt(0, 2000), decoder(1)]))
+    assert first == [Feed(1, 1), Feed(0, 96)]  # 96 tokens at 250 a second: 0.38 s
+
+
+def test_an_unknown_cost_starts_small() -> None:
+    assert next(run([prompt(0, 2000), decoder(1)], s_per_token=0.0)) == [Feed(1, 1), Feed(0, GRAIN)]
+
+
+def test_short_prompts_fill_up_a_step_but_never_in_part() -> None:
+    assert next(run([prompt(0, 200), prompt(1, 30), prompt(2, 100)])) == [Feed(0, 200), Feed(1, 30)]
+
+
+def test_the_least_recently_served_prompt_goes_first() -> None:
+    views = [View(0, 256, 2000, served=5), View(1, 0, 2000, served=0)]
+    assert plan(views, LIMITS, FAST) == [Feed(1, 256)]
+
+
+def test_a_small_batch_shrinks_the_solo_chunk() -> None:
+    assert next(run([prompt(0, 2000)], Limits(100, 64))) == [Feed(0, 100)]
+
+
+def test_nothing_to_do_is_an_empty_batch() -> None:
+    assert plan([], LIMITS, FAST) == []
+
+
+# ---- resume positions
+
+
+@given(st.integers(0, 3000), st.integers(1, 3000))
+def test_live_leaves_the_last_prompt_token(available: int, n_prompt: int) -> None:
+    assert live_limit(available, n_prompt=n_prompt) == min(available, n_prompt - 1)
+
+
+@given(st.integers(0, 3000), st.integers(1, 3000), st.sampled_from([64, 100, 256]))
+def test_cold_resumes_only_where_the_rest_has_cold_shapes(available: int, n_prompt: int, chunk: int) -> None:
+    resume = cold_limit(available, n_prompt=n_prompt, chunk=chunk)
+    assert 0 <= resume <= min(available, n_prompt - 1)
+    end = min(resume // chunk * chunk + chunk, n_prompt)
+    assert is_cold_shape(resume, end, n_prompt, chunk)
+    assert min(available, n_prompt - 1) - resume < 2 * TILE_ROWS
+
+
+def test_cold_reuses_all_but_a_tile_of_a_repeated_prompt() -> None:
+    assert cold_limit(2048, n_prompt=2048, chunk=256) == 1984
+    assert cold_limit(2047, n_prompt=2050, chunk=256) == 1984
+    assert cold_limit(2050, n_prompt=2050, chunk=256) == 2048
+    assert cold_limit(1000, n_prompt=1000, chunk=256) == 896
+
+
+@given(st.integers(0, 3000), st.integers(1, 2000), st.integers(0, 500), st.data())
+def test_replay_resumes_at_the_original_cuts(
+    available: int, n_prompt: int, n_emitted: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, n_prompt - 1))
+    last = n_prompt - 1 + n_emitted
+    resume = replay_limit(available, n_prompt=n_prompt, last=last, start=start, chunk=256)
+    assert resume <= min(available, last)
+    if start < resume < n_prompt:
+        assert resume % 256 == 0
+    if min(available, last) >= n_prompt or available <= start:
+        assert resume == min(available, last)
+
+
+def test_replay_knows_the_stops_of_the_first_prefill() -> None:
+    assert replay_limit(700, n_prompt=900, last=899, start=10, stops=(300, 690), chunk=256) == 690
+    assert replay_limit(520, n_prompt=900, last=899, start=10, stops=(300, 690), chunk=256) == 512
+    assert replay_limit(100, n_prompt=900, last=899, start=10, stops=(300, 690), chunk=256) == 10
