@@ -1,0 +1,52 @@
+"""The seam to the machine's memory: one protocol, the real reader (psutil), and a fake with settable numbers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import psutil
+
+
+class SystemMemory(NamedTuple):
+    """Bytes of the whole machine."""
+
+    total: int
+    available: int
+
+    @property
+    def used_fraction(self) -> float:
+        return 1.0 - self.available / self.total if self.total else 0.0
+
+
+class MemoryReader(Protocol):
+    def system(self) -> SystemMemory: ...
+
+    def resident_bytes(self, pid: int) -> int:
+        """Of one process; 0 when it is gone."""
+
+
+class PsutilMemory:
+    def system(self) -> SystemMemory:
+        memory = psutil.virtual_memory()
+        return SystemMemory(memory.total, memory.available)
+
+    def resident_bytes(self, pid: int) -> int:
+        try:
+            return int(psutil.Process(pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+
+class FakeMemory:
+    """Numbers set by a test."""
+
+    def __init__(self, total: int = 16 << 30, available: int = 8 << 30) -> None:
+        self.total = total
+        self.available = available
+        self.resident: dict[int, int] = {}
+
+    def system(self) -> SystemMemory:
+        return SystemMemory(self.total, self.available)
+
+    def resident_bytes(self, pid: int) -> int:
+        return self.resident.get(pid, 0)
