@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from barrel_inference.types import Exactness, TierKind
 
 KvType = Literal["f16", "f32", "bf16", "q4_0", "q5_0", "q5_1", "q8_0"]
 WeightResidency = Literal["eager", "lazy", "pinned", "lazy_then_pin_resident"]
+FingerprintMode = Literal["safe", "gguf_chunked", "fast_unsafe"]
+PressureSource = Literal["none", "system", "nvidia_smi"]
+
+Natural = Annotated[int, Meta(ge=0, le=2**40)]
+Positive = Annotated[int, Meta(ge=1, le=2**40)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 BLOCK_TOKENS = 64
 MAX_SEQUENCES = 254  # llama.cpp allows 256; two are scratch
+MAX_DEVICES = 16  # llama_max_devices(): GGML_MAX_DEVICES of every build
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,10 +29,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelOpts(Options, frozen=True):
-    n_gpu_layers: int = 0
+    n_gpu_layers: Annotated[int, Meta(ge=-1, le=100_000)] = 0  # 99 or -1 = all
     split_mode: Literal["none", "layer", "row"] = "layer"
-    main_gpu: int = 0
-    tensor_split: tuple[float, ...] = ()
+    main_gpu: Annotated[int, Meta(ge=0, lt=MAX_DEVICES)] = 0
+    tensor_split: Annotated[tuple[Annotated[float, Meta(ge=0)], ...], Meta(max_length=MAX_DEVICES)] = ()
     use_mmap: bool = True
     use_mlock: bool = False
     prefetch: bool = True
@@ -36,36 +45,38 @@ class ContextOpts(Options, frozen=True):
     """``n_ctx`` is per sequence (a request may always use all of it, whatever the others do); the KV pool holds
     n_ctx × n_seq_max cells."""
 
-    n_ctx: int = 2048
-    n_batch: int = 512
-    n_ubatch: int | None = None  # n_batch
-    n_seq_max: int = 1
-    n_threads: int | None = None  # physical cores
-    n_threads_batch: int | None = None  # n_threads
+    n_ctx: Annotated[int, Meta(ge=1, le=2**24)] = 2048
+    n_batch: Annotated[int, Meta(ge=1, le=2**20)] = 512
+    n_ubatch: Annotated[int, Meta(ge=1, le=2**20)] | None = None  # n_batch
+    n_seq_max: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 1
+    n_threads: Annotated[int, Meta(ge=1, le=512)] | None = None  # physical cores
+    n_threads_batch: Annotated[int, Meta(ge=1, le=512)] | None = None  # n_threads
     flash_attn: bool | Literal["auto"] = "auto"
     type_k: KvType = "f16"
     type_v: KvType = "f16"
-    decode_budget_ms: int = 30_000  # 0 = off
+    decode_budget_ms: Natural = 30_000  # 0 = off
     embeddings: bool = False
     pooling: Literal["none", "mean", "cls", "last", "rank"] | None = None  # the model's
-    rope_freq_base: float = 0.0  # 0 = the model's; these four change KV bytes and enter the namespace
-    rope_freq_scale: float = 0.0
+    rope_freq_base: Annotated[float, Meta(ge=0)] = (
+        0.0  # 0 = the model's; these four change KV bytes and enter the namespace
+    )
+    rope_freq_scale: Annotated[float, Meta(ge=0)] = 0.0
     rope_scaling: Literal["none", "linear", "yarn", "longrope"] | None = None
-    yarn_orig_ctx: int = 0
+    yarn_orig_ctx: Natural = 0
 
 
 class Policy(Options, frozen=True):
     """Save gates of the KV store, in tokens unless the name says otherwise."""
 
-    min_tokens: int = 64
-    cold_min_tokens: int = 64
-    cold_max_tokens: int | None = None
-    continued_interval: int = 256
-    boundary_trim_tokens: int = 0
-    boundary_align_tokens: int = 2048
-    session_resume_wait_ms: int = 500
-    evict_save_timeout_ms: int = 30_000
-    prefill_chunk_size: int | None = None  # max(64, n_batch / 4)
+    min_tokens: Natural = 64
+    cold_min_tokens: Natural = 64
+    cold_max_tokens: Natural | None = None
+    continued_interval: Natural = 256
+    boundary_trim_tokens: Natural = 0
+    boundary_align_tokens: Positive = 2048
+    session_resume_wait_ms: Natural = 500
+    evict_save_timeout_ms: Natural = 30_000
+    prefill_chunk_size: Positive | None = None  # max(64, n_batch / 4)
 
 
 class TierSpec(Options, frozen=True):
@@ -74,7 +85,7 @@ class TierSpec(Options, frozen=True):
     name: str
     kind: TierKind
     path: str
-    quota_bytes: int
+    quota_bytes: Natural
 
 
 class LoadOptions(Options, frozen=True):
@@ -99,3 +110,49 @@ class LoadOptions(Options, frozen=True):
     tool_call_markers: tuple[str, str] | None = None
     thinking_markers: tuple[str, str] | None = None
     stub: dict[str, Any] = {}  # options of the stub backend (faults, delays, vocabulary)
+
+
+class LoadArguments(Options, frozen=True):
+    """What a caller of ``load_model`` writes, checked but not yet resolved into LoadOptions."""
+
+    backend: str = "llama"
+    model_path: str | None = None
+    model_opts: ModelOpts = ModelOpts()
+    context_opts: ContextOpts = ContextOpts()
+    fingerprint: str | None = None  # 64 hex; computed
+    fingerprint_mode: FingerprintMode = "safe"
+    quant_type: str | None = None  # read from the GGUF
+    quant_bits: Annotated[float, Meta(gt=0, le=64)] | None = None
+    ctx_params_hash: str | None = None  # 64 hex; computed
+    context_size: Positive | None = None  # n_ctx
+    tier: TierKind = "ram"
+    tier_srv: str | None = None  # the automatic one
+    policy: Policy = Policy()
+    lora: tuple[tuple[str, float], ...] = ()
+    exact: Exactness = "live"
+    cache: bool = True
+    tool_call_markers: tuple[str, str] | None = None  # detected
+    thinking_markers: tuple[str, str] | None = None  # detected
+    stub: dict[str, Any] = {}
+
+
+class RuntimeConfig(Options, frozen=True):
+    """The runtime of a process: its tiers and what every load starts from. One TOML file holds it.
+
+    The automatic ``ram`` tier takes ``ram_quota_bytes``, by default min(25 % of RAM, half of the tmpfs).
+    """
+
+    ram_dir: str | None = None  # the platform's tmpfs, or a private cache directory where that is missing or tiny
+    ram_quota_bytes: Positive | None = None
+    tiers: tuple[TierSpec, ...] = ()  # started with the runtime
+    cache_dir: str | None = None  # small things worth remembering (fingerprints); the user cache directory
+    model_opts: ModelOpts = ModelOpts()
+    context_opts: ContextOpts = ContextOpts()
+    policy: Policy = Policy()
+    fingerprint_mode: FingerprintMode = "safe"
+    exact: Exactness = "live"
+    ready_timeout_s: Seconds = 60.0  # of a loading worker, counted anew from each sign of progress
+    janitor_interval_s: Annotated[float, Meta(gt=0, le=3600)] = 2.0
+    pressure: PressureSource = "none"
+    pressure_high: Fraction = 0.85
+    pressure_low: Fraction = 0.75
