@@ -1,0 +1,75 @@
+"""``barrel-inference``: one file per command, imported only when it is the one asked for, or for the help.
+
+Every command file has ``register(app)`` and imports nothing heavy at its top. Owns the exit code and the last line of
+every failure.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from barrel_inference.cli.report import EXIT_INTERRUPTED, exit_code, one_line
+from barrel_inference.errors import BarrelError
+
+# In the order of the help. The file of a command has its name.
+COMMANDS = (
+    "serve run stop ps pull push list show create cp rm edit search verify gc embed cache config demo bench doctor version"
+).split()
+
+HELP = "Run large language models from GGUF files on this machine, and never read a prompt twice."
+
+
+def build(arguments: Sequence[str]) -> typer.Typer:
+    """The application with the one command that ``arguments`` ask for, or with all of them when they ask for help."""
+    app = typer.Typer(
+        name="barrel-inference",
+        help=HELP,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help is three times faster to show, and reads the same in a pipe
+    )
+    app.callback()(_callback)
+    asked = arguments[0] if arguments else ""
+    for name in (asked,) if asked in COMMANDS else COMMANDS:
+        module = f"barrel_inference.cli.{name}"
+        if importlib.util.find_spec(module):
+            importlib.import_module(module).register(app)
+    return app
+
+
+def _callback() -> None:
+    """Makes the application a group even when a single command is registered."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
+    try:
+        return build(arguments)(arguments, standalone_mode=False) or 0
+    except typer.TyperException as error:  # wrong usage
+        sys.stderr.write(f"error: {error.format_message()}  (see barrel-inference {_asked(arguments)}--help)\n")
+        return error.exit_code
+    except BarrelError as error:
+        sys.stderr.write(f"error: {one_line(error)}\n")
+        return exit_code(error)
+    except BrokenPipeError:  # the reader of our output has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+
+
+def _asked(arguments: Sequence[str]) -> str:
+    return f"{arguments[0]} " if arguments and arguments[0] in COMMANDS else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

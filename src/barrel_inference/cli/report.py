@@ -1,0 +1,72 @@
+"""How commands speak: JSON or text on standard output, one line with the cure on standard error, exit codes. Pure but
+for the writing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from barrel_inference.errors import (
+    BarrelError,
+    ConfigError,
+    ModelFileError,
+    ModelNotFoundError,
+    NotLoadedError,
+    PullError,
+    RequestError,
+    TierError,
+)
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2  # a wrong option or value
+EXIT_NOT_FOUND = 3  # no such model, file or prompt
+EXIT_REFUSED = 4  # the model was asked and said no: too long, unusable schema, timed out
+EXIT_UNREACHABLE = 5  # no server, or a download failed
+EXIT_INTERRUPTED = 130
+
+_EXIT_CODES: tuple[tuple[type[BarrelError], int], ...] = (
+    (ConfigError, EXIT_USAGE),
+    (TierError, EXIT_USAGE),
+    (ModelNotFoundError, EXIT_NOT_FOUND),
+    (ModelFileError, EXIT_NOT_FOUND),
+    (NotLoadedError, EXIT_NOT_FOUND),
+    (PullError, EXIT_UNREACHABLE),
+    (RequestError, EXIT_REFUSED),
+)
+
+_CURES = {
+    "model_not_found": "barrel-inference pull NAME fetches it, barrel-inference list shows what is here",
+    "load_failed": "barrel-inference doctor shows what was compiled in and how much memory is free",
+    "out_of_memory": "take a smaller quantization, or less context with --ctx",
+    "context_exceeded": "raise --ctx, or shorten the prompt",
+    "tier_unusable": "name a directory that can be written",
+    "disk_full": "barrel-inference gc removes what no model uses",
+}
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
+
+
+def exit_code(error: BarrelError) -> int:
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), EXIT_FAILED)
+
+
+def one_line(error: BarrelError) -> str:
+    """The message and, where one is known, the cure."""
+    message = " ".join(error.message.split())
+    cure = _CURES.get(error.code)
+    return f"{message}  ({cure})" if cure else message
+
+
+def print_json(value: Any) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def human_bytes(count: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

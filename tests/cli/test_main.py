@@ -1,0 +1,75 @@
+"""The application: lazy commands, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from barrel_inference.cli import main as cli
+from barrel_inference.cli.report import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, exit_code, human_bytes, one_line
+from barrel_inference.errors import BarrelError, ConfigError, ContextExceededError, ModelNotFoundError
+
+
+def test_help_lists_the_commands_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    assert "version" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"]])
+def test_nothing_and_help_mean_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 0
+    assert "Usage:" in capsys.readouterr().out
+
+
+def test_help_of_a_command_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["help", "version"]) == 0
+    assert "Example: barrel-inference version" in capsys.readouterr().out
+
+
+def test_wrong_usage_is_one_line_with_the_cure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version", "--jsn"]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert error.startswith("error: No such option: --jsn") and error.count("\n") == 1
+    assert "barrel-inference version --help" in error
+
+
+def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["frobnicate"]) == EXIT_USAGE
+    assert "frobnicate" in capsys.readouterr().err
+
+
+def test_version_is_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() >= {"version", "llama_cpp_python", "python"}
+
+
+def test_one_command_is_imported_not_all() -> None:
+    code = (
+        "import sys; from barrel_inference.cli import main; main.main(['version']);"
+        "print([name for name in sys.modules if name.startswith('barrel_inference.cli.')], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "barrel_inference.cli.version" in done.stderr
+    assert "barrel_inference.cli.doctor" not in done.stderr
+
+
+def test_exit_codes_tell_kinds_of_failure_apart() -> None:
+    assert exit_code(ConfigError("x")) == EXIT_USAGE
+    assert exit_code(ModelNotFoundError("x")) == EXIT_NOT_FOUND
+    assert exit_code(ContextExceededError("x")) == EXIT_REFUSED
+    assert exit_code(BarrelError("x")) == 1
+
+
+def test_an_error_is_one_line_with_its_cure() -> None:
+    assert one_line(ModelNotFoundError("no model\nnamed x")).startswith("no model named x  (barrel-inference pull")
+    assert one_line(BarrelError("x")) == "x"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (98 << 20, "98.0 MiB"), (1 << 41, "2.0 TiB")]
+)
+def test_bytes_for_people(count: int, text: str) -> None:
+    assert human_bytes(count) == text
