@@ -1,0 +1,201 @@
+"""When to save, where to resume, what to evict: functions of values, the clock passed in. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from barrel_inference.config import BLOCK_TOKENS, Policy
+from barrel_inference.errors import ConfigError
+from barrel_inference.kvcache.tier import Stored
+
+SaveReason = Literal["cold", "continued", "finish", "evict", "shutdown"]
+SOLO_CHUNK = 256  # tokens a prefill that runs alone decodes at once; its cuts are absolute multiples of this
+TILED_ROWS = 64  # from so many rows on, attention on the CPU takes another path with other rounding
+HALF_LIFE_S = 3600.0
+MAX_HITS = 8
+
+Node = tuple[str, str]  # namespace, key
+
+
+# ---- save gates
+
+
+def check(policy: Policy) -> None:
+    """ConfigError for combinations that make no sense."""
+    _at_least(policy, "min_tokens", 1)
+    _at_least(policy, "cold_min_tokens", policy.min_tokens, "min_tokens")
+    if policy.cold_max_tokens is not None:
+        _at_least(policy, "cold_max_tokens", policy.cold_min_tokens, "cold_min_tokens")
+    _at_least(policy, "continued_interval", 1)
+    _at_least(policy, "boundary_trim_tokens", 0)
+    _at_least(policy, "boundary_align_tokens", BLOCK_TOKENS)
+    _at_least(policy, "session_resume_wait_ms", 0)
+    _at_least(policy, "evict_save_timeout_ms", 0)
+    if policy.prefill_chunk_size is not None:
+        _at_least(policy, "prefill_chunk_size", 1)
+    if policy.boundary_align_tokens % BLOCK_TOKENS:
+        _refuse(policy, "boundary_align_tokens", f"a multiple of {BLOCK_TOKENS}")
+
+
+def _at_least(policy: Policy, option: str, least: int, because: str = "") -> None:
+    if getattr(policy, option) < least:
+        _refuse(policy, option, f">= {least}" + (f" ({because})" if because else ""))
+
+
+def _refuse(policy: Policy, option: str, allowed: str) -> None:
+    value = getattr(policy, option)
+    raise ConfigError(
+        f"policy.{option} is {value}, it must be {allowed}", option=f"policy.{option}", value=value, allowed=allowed
+    )
+
+
+def whole_blocks(n_tokens: int) -> int:
+    """``n_tokens`` rounded down to whole blocks, in tokens."""
+    return n_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def cold_limit(policy: Policy, n_prompt: int) -> int:
+    """How far a prompt is saved while it is prefilled, in whole blocks; 0 = not at all."""
+    if n_prompt < max(policy.min_tokens, policy.cold_min_tokens):
+        return 0
+    limit = n_prompt - policy.boundary_trim_tokens
+    if policy.cold_max_tokens is not None:
+        limit = min(limit, policy.cold_max_tokens)
+    return whole_blocks(max(0, limit))
+
+
+def save_limit(policy: Policy, n_prompt: int, n_tokens: int, saved: int, n_swa: int) -> tuple[int, SaveReason]:
+    """How far a running sequence of ``n_tokens`` is to be saved now (whole blocks), and why.
+
+    With a sliding window blocks are saved before they leave it, whatever ``continued_interval`` says.
+    """
+    if n_tokens <= n_prompt:
+        return min(whole_blocks(n_tokens), cold_limit(policy, n_prompt)), "cold"
+    interval = policy.continued_interval
+    if n_swa:
+        interval = min(interval, max(BLOCK_TOKENS, whole_blocks(n_swa)))
+    due = n_tokens >= policy.min_tokens and n_tokens - max(saved, whole_blocks(n_prompt)) >= interval
+    return (whole_blocks(n_tokens), "continued") if due else (saved, "continued")
+
+
+def state_stops(policy: Policy, n_prompt: int, boundaries: Sequence[int]) -> tuple[int, ...]:
+    """Ascending block positions in (0, n_prompt) where a state is worth keeping: message ends, regular distances, and
+    the last block (so that the same prompt again is a hit)."""
+    align = policy.boundary_align_tokens
+    wanted = {whole_blocks(boundary) for boundary in boundaries}
+    wanted.update(range(align, n_prompt, align))
+    wanted.add(whole_blocks(n_prompt - 1))
+    return tuple(sorted(at for at in wanted if 0 < at < n_prompt))
+
+
+# ---- resuming
+
+
+def cold_resume(available: int, n_prompt: int) -> int:
+    """The largest position ≤ ``available`` from which a prefill computes what one from 0 would, bit for bit.
+
+    A cold run decodes absolute multiples of SOLO_CHUNK; a chunk of at least TILED_ROWS rows must be resumed with at
+    least that many left, a shorter one from its start.
+    """
+    at = whole_blocks(min(available, n_prompt - 1))
+    start = at // SOLO_CHUNK * SOLO_CHUNK
+    end = min(start + SOLO_CHUNK, n_prompt)
+    if end - start < TILED_ROWS:
+        return start
+    return max(start, min(at, whole_blocks(end - TILED_ROWS)))
+
+
+@dataclass
+class Rate:
+    """A running average of seconds per unit; 0 = never measured. Not locked: one writer."""
+
+    value: float = 0.0
+    at: float = 0.0
+
+    def add(self, seconds: float, units: float, now: float) -> None:
+        if units > 0:
+            measured = seconds / units
+            self.value = measured if self.value == 0.0 else 0.7 * self.value + 0.3 * measured
+            self.at = now
+
+
+def is_worth(n_tokens: int, prefill_s_per_token: float, read_s: float) -> bool:
+    """The cost gate: restoring must not take longer than computing. Unknown costs never refuse."""
+    return prefill_s_per_token == 0.0 or read_s <= n_tokens * prefill_s_per_token
+
+
+# ---- eviction
+
+
+def score(cost_s: float, idle_s: float, hits: float, n_bytes: int) -> float:
+    """What a byte of an object is worth: seconds of prefill it saves, fading with disuse, growing with hits."""
+    recency: float = 2.0 ** -(max(0.0, idle_s) / HALF_LIFE_S)
+    return cost_s * recency * (1.0 + min(hits, MAX_HITS)) / max(1, n_bytes)
+
+
+@dataclass
+class _Entry:
+    """All objects of one key: a block goes together with its window."""
+
+    node: Node
+    parent: Node
+    objects: list[Stored] = field(default_factory=list)
+    children: int = 0
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(stored.allocated for stored in self.objects)
+
+
+def victims(
+    stored: Iterable[Stored],
+    need_bytes: int,
+    *,
+    now: float,
+    cost_s: Callable[[Stored], float],
+    hits: Mapping[Node, float],
+    pinned: Collection[Node] = (),
+    protected: Collection[Node] = (),
+    floors: Mapping[str, int] | None = None,
+) -> Iterator[Stored]:
+    """Objects to remove, in order, until ``need_bytes`` are freed: leaves first, cheapest first, pinned last,
+    protected never, and no namespace below its floor (bytes)."""
+    entries = _tree(stored)
+    held: dict[str, int] = {}
+    for entry in entries.values():
+        held[entry.node[0]] = held.get(entry.node[0], 0) + entry.n_bytes
+
+    def rank(entry: _Entry) -> tuple[bool, float, Node]:
+        cost = max(cost_s(one) for one in entry.objects)
+        idle = now - max(one.used_at for one in entry.objects)
+        return entry.node in pinned, score(cost, idle, hits.get(entry.node, 0.0), entry.n_bytes), entry.node
+
+    leaves = [rank(entry) for entry in entries.values() if not entry.children]
+    heapq.heapify(leaves)
+    while leaves and need_bytes > 0:
+        entry = entries[heapq.heappop(leaves)[2]]
+        namespace = entry.node[0]
+        if entry.node in protected or held[namespace] - entry.n_bytes < (floors or {}).get(namespace, 0):
+            continue
+        yield from entry.objects
+        need_bytes -= entry.n_bytes
+        held[namespace] -= entry.n_bytes
+        parent = entries.get(entry.parent)
+        if parent is not None:
+            parent.children -= 1
+            if not parent.children:
+                heapq.heappush(leaves, rank(parent))
+
+
+def _tree(stored: Iterable[Stored]) -> dict[Node, _Entry]:
+    entries: dict[Node, _Entry] = {}
+    for one in stored:
+        node, parent = (one.namespace, one.name.key), (one.namespace, one.name.parent)
+        entries.setdefault(node, _Entry(node, parent)).objects.append(one)
+    for entry in entries.values():
+        if entry.parent in entries:
+            entries[entry.parent].children += 1
+    return entries

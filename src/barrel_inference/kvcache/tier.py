@@ -1,0 +1,283 @@
+"""One tier: a directory of object files. Owns nothing in memory; what is on the file system is the truth.
+
+<root>/<namespace, 32 hex>/<first 2 of parent>/<parent>-<key>.<kind>.<provenance>
+<root>/<namespace>/ns.json, selftest.json, render/
+<root>/tmp/         being written; published by rename
+<root>/quarantine/  found corrupt; bounded
+<root>/pins/        one file for each pin: the keys it names
+<root>/usage, lock  the quota's
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from barrel_inference.config import TierSpec
+from barrel_inference.errors import ConfigError, TierUnusableError
+from barrel_inference.kvcache.quota import Quota, allocation
+from barrel_inference.kvcache.record import Name, parse_name
+
+IOV_MAX = 512
+QUARANTINE_FILES = 32
+STALE_TMP_S = 600.0
+PROBE_BYTES = 8 << 20
+NS_HEX = 32
+
+_serial = itertools.count()
+
+
+class NoRoomError(OSError):
+    """The tier is at its quota, or its file system is full."""
+
+    def __init__(self, n_bytes: int) -> None:
+        super().__init__(errno.ENOSPC, "no room in the tier")
+        self.n_bytes = n_bytes
+
+
+class Stored(NamedTuple):
+    """One object file as the janitor sees it."""
+
+    namespace: str
+    name: Name
+    allocated: int
+    used_at: float  # seconds since 1970: written or last hit
+
+
+class Medium:
+    """The system calls that move objects: the seam at which tests inject faults and slowness."""
+
+    def write(self, path: Path, parts: Sequence[memoryview | bytes]) -> int:
+        """Create ``path``; bytes allocated."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            written = sum(os.writev(fd, parts[at : at + IOV_MAX]) for at in range(0, len(parts), IOV_MAX))
+            if written != sum(len(part) for part in parts):
+                raise OSError(errno.ENOSPC, "short write")
+            return os.fstat(fd).st_blocks * 512
+        finally:
+            os.close(fd)
+
+    def publish(self, temporary: Path, final: Path) -> None:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        temporary.rename(final)
+
+    def read(self, path: str, places: Sequence[memoryview]) -> int:
+        """Fill ``places`` from the start of the file; fewer bytes than they hold when it is shorter."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return sum(os.readv(fd, places[at : at + IOV_MAX]) for at in range(0, len(places), IOV_MAX))
+        finally:
+            os.close(fd)
+
+
+class Tier:
+    """Any thread. Creates its folders when opened; TierUnusableError when it cannot."""
+
+    def __init__(self, spec: TierSpec, medium: Medium | None = None) -> None:
+        if spec.quota_bytes <= 0:
+            raise ConfigError(
+                f"tier {spec.name}: quota_bytes is {spec.quota_bytes}, it must be positive",
+                option="quota_bytes",
+                value=spec.quota_bytes,
+                allowed="> 0",
+            )
+        self.spec = spec
+        self.name = spec.name
+        self.medium = medium or Medium()
+        self.root = Path(spec.path)
+        self.quota = Quota(self.root, spec.quota_bytes)
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            for folder in ("tmp", "quarantine", "pins"):
+                (self.root / folder).mkdir(parents=True, exist_ok=True)
+            self.quota.add(0)
+            test = self._temporary()
+            test.write_bytes(b"")
+            test.unlink()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise TierUnusableError(
+                f"tier {self.name}: {self.root} cannot be used: {reason}", tier=self.name, path=str(self.root)
+            ) from error
+
+    # ---- objects
+
+    def folder(self, namespace: str) -> Path:
+        return self.root / namespace[:NS_HEX]
+
+    def path(self, namespace: str, name: Name) -> str:
+        return f"{self.root}/{namespace[:NS_HEX]}/{name.shard}/{name.file}"
+
+    def has(self, namespace: str, name: Name) -> bool:
+        return Path(self.path(namespace, name)).exists()
+
+    def put(self, namespace: str, name: Name, parts: Sequence[memoryview | bytes]) -> bool:
+        """Write and publish one object; False when it is already there. NoRoomError at the quota or on a full file
+        system, OSError when the medium fails; then nothing of it is visible."""
+        if self.has(namespace, name):
+            return False
+        size = sum(len(part) for part in parts)
+        with self.quota.reserve(size) as granted:
+            if not granted:
+                raise NoRoomError(size)
+            extra = self._publish(Path(self.path(namespace, name)), parts, size)
+        if extra:
+            self.quota.add(extra)
+        return True
+
+    def _publish(self, final: Path, parts: Sequence[memoryview | bytes], size: int) -> int:
+        """Bytes allocated beyond what was reserved."""
+        temporary = self._temporary()
+        try:
+            allocated = self.medium.write(temporary, parts)
+            self.medium.publish(temporary, final)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise NoRoomError(size) from error
+            raise
+        return max(0, allocated - allocation(size))
+
+    def read(self, namespace: str, name: Name, places: Sequence[memoryview]) -> int:
+        """Scatter a whole object into ``places``; bytes read, less when the file is shorter. OSError when it is gone
+        or unreadable."""
+        return self.medium.read(self.path(namespace, name), places)
+
+    def _temporary(self) -> Path:
+        return self.root / "tmp" / f"{os.getpid()}.{next(_serial)}"
+
+    def remove(self, namespace: str, name: Name) -> int:
+        """Bytes given back; 0 when it was gone already."""
+        path = Path(self.path(namespace, name))
+        try:
+            freed = path.stat().st_blocks * 512
+            path.unlink()
+        except OSError:
+            return 0
+        self.quota.add(-freed)
+        return freed
+
+    def quarantine(self, namespace: str, name: Name) -> None:
+        """Move a corrupt object out of the way, keeping the newest few for inspection."""
+        path = Path(self.path(namespace, name))
+        jail = self.root / "quarantine"
+        try:
+            path.rename(jail / f"{time.time_ns()}.{name.file}")
+        except OSError:
+            return
+        for old in sorted(jail.iterdir())[:-QUARANTINE_FILES]:
+            freed = old.stat().st_blocks * 512
+            old.unlink(missing_ok=True)
+            self.quota.add(-freed)
+
+    def touch(self, namespace: str, names: Iterable[Name]) -> None:
+        """A hit: recency outlives the process and is seen by others."""
+        for name in names:
+            try:
+                os.utime(self.path(namespace, name))
+            except OSError:
+                continue
+
+    # ---- listings
+
+    def namespaces(self) -> list[str]:
+        return [entry.name for entry in os.scandir(self.root) if entry.is_dir() and len(entry.name) == NS_HEX]
+
+    def shard(self, namespace: str, shard: str) -> tuple[list[str], int]:
+        """File names of one folder and the folder's mtime before they were read (0: it does not exist)."""
+        path = self.folder(namespace) / shard
+        try:
+            mtime = path.stat().st_mtime_ns
+            return [entry.name for entry in os.scandir(path)], mtime
+        except OSError:
+            return [], 0
+
+    def shard_mtime(self, namespace: str, shard: str) -> int:
+        try:
+            return os.stat(f"{self.root}/{namespace[:NS_HEX]}/{shard}").st_mtime_ns  # noqa: PTH116 (hot path)
+        except OSError:
+            return 0
+
+    def shards(self, namespace: str) -> list[str]:
+        try:
+            return [entry.name for entry in os.scandir(self.folder(namespace)) if len(entry.name) == 2]
+        except OSError:
+            return []
+
+    def objects(self) -> Iterator[Stored]:
+        """All objects of all namespaces, with real allocation."""
+        for namespace in self.namespaces():
+            for shard in self.shards(namespace):
+                yield from self._stored(namespace, shard)
+
+    def _stored(self, namespace: str, shard: str) -> Iterator[Stored]:
+        try:
+            entries = list(os.scandir(self.folder(namespace) / shard))
+        except OSError:
+            return
+        for entry in entries:
+            name = parse_name(entry.name)
+            try:
+                stat = entry.stat()
+            except OSError:
+                continue
+            if name is not None:
+                yield Stored(namespace, name, stat.st_blocks * 512, stat.st_mtime)
+
+    def allocated(self) -> int:
+        """Real bytes of everything that counts: objects, temporaries, quarantine."""
+        total = sum(stored.allocated for stored in self.objects())
+        for folder in ("tmp", "quarantine"):
+            for entry in os.scandir(self.root / folder):
+                try:
+                    total += entry.stat().st_blocks * 512
+                except OSError:
+                    continue
+        return total
+
+    # ---- care
+
+    def sweep(self, now: float) -> int:
+        """Remove temporaries that a dead writer left; how many."""
+        removed = 0
+        for entry in os.scandir(self.root / "tmp"):
+            try:
+                if now - entry.stat().st_mtime > STALE_TMP_S:
+                    Path(entry.path).unlink()
+                    removed += 1
+            except OSError:
+                continue
+        return removed
+
+    def free_bytes(self) -> int:
+        stat = os.statvfs(self.root)
+        return stat.f_bavail * stat.f_frsize
+
+
+class Speed(NamedTuple):
+    write_bytes_s: float
+    read_bytes_s: float  # from the page cache, unless the file system has none
+
+
+def probe(tier: Tier, clock: Callable[[], float] = time.perf_counter) -> Speed:
+    """Write and read back a few MB; TierUnusableError when that fails. The read comes from the page cache."""
+    data = memoryview(bytearray(PROBE_BYTES))
+    path = tier.root / "tmp" / f"probe.{os.getpid()}"
+    try:
+        start = clock()
+        tier.medium.write(path, [data])
+        written = clock()
+        tier.medium.read(str(path), [data])
+        return Speed(PROBE_BYTES / max(1e-9, written - start), PROBE_BYTES / max(1e-9, clock() - written))
+    except OSError as error:
+        raise TierUnusableError(f"tier {tier.name}: {error}", tier=tier.name, path=str(tier.root)) from error
+    finally:
+        path.unlink(missing_ok=True)
