@@ -3,15 +3,20 @@ nothing of ours but errors."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 FinishReason = Literal["stop", "length", "cancelled", "context_full"]
 CacheKind = Literal["exact", "partial", "live", "cold"]
 TierKind = Literal["ram", "ram_file", "disk"]
 CacheMode = Literal["auto", "off", "read", "write"]
 Exactness = Literal["live", "cold"]
+OnFull = Literal["queue", "error"]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Positive = Annotated[float, Meta(gt=0, le=1e6)]
+Signed = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Phase = Literal["starting", "ready", "restarting", "stopping", "stopped", "failed"]
 
 
@@ -26,29 +31,31 @@ class Sampling(Value, frozen=True):
     XTC, temperature.
     """
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 0.8
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] = 40
+    top_p: Fraction = 0.95
+    min_p: Fraction = 0.05
+    typical_p: Fraction = 1.0
+    top_n_sigma: Signed = -1.0
+    repeat_penalty: Positive = 1.0
+    repeat_last_n: Annotated[int, Meta(ge=-1, lt=2**31)] = 64
+    presence_penalty: Signed = 0.0
+    frequency_penalty: Signed = 0.0
     mirostat: Literal[0, 1, 2] = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_last_n: int = -1
+    mirostat_tau: Positive = 5.0
+    mirostat_eta: Positive = 0.1
+    dry_multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    dry_base: Positive = 1.75
+    dry_allowed_length: Annotated[int, Meta(ge=0, lt=2**31)] = 2
+    dry_last_n: Annotated[int, Meta(ge=-1, lt=2**31)] = -1
     dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
+    xtc_probability: Fraction = 0.0
+    xtc_threshold: Fraction = 0.1
     logit_bias: dict[int, float] = {}
     ignore_eos: bool = False
-    seed: int | None = None  # None: drawn by the runtime and reported in Completion.seed
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = (
+        None  # None: drawn by the runtime and reported in Completion.seed
+    )
 
 
 class Constraint(Value, frozen=True):
@@ -84,7 +91,7 @@ class Request(Value, frozen=True):
     parent_key: str | None = None
     session: str | None = None
     salt: str = ""
-    on_full: Literal["queue", "error"] = "queue"
+    on_full: OnFull = "queue"
     timeout_s: float | None = None
     keep_special: bool = False  # control tokens appear in the text (for tool-call parsers)
     resume: Resume | None = None
@@ -164,6 +171,7 @@ class Completion(Value, frozen=True):
     prompt_tokens: tuple[int, ...] = ()
     resumed: int = 0  # times the request was continued after a worker's death
     index: int = 0
+    others: tuple[Completion, ...] = ()  # with n > 1: the second to the last, in the first
 
 
 class Embedding(Value, frozen=True):

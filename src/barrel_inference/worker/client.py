@@ -17,6 +17,7 @@ from barrel_inference.types import Chunk, Completion, Request, Resume, TokenLogp
 from barrel_inference.worker.messages import Call, Msg, Output, Reply, Started, Submit
 
 MAX_DEATHS = 2
+MAX_DEATHS_WAITING = 3  # of a request that had not begun: most likely another is to blame
 
 
 class Pending(Protocol):
@@ -62,16 +63,13 @@ class Flight:
         return Submit(msgspec.structs.replace(self._request, resume=resume))
 
     def survive(self, epitaph: str) -> bool:
-        """Requests that had not begun are not to blame for a death; cancelled ones end here."""
+        """A cancelled request ends here."""
         if self.cancelled:
             self.finish_cancelled()
-        if self._started is None or self.done:
-            return not self.done
         self._deaths += 1
-        if self._deaths < MAX_DEATHS:
-            return True
-        self.fail(WorkerDiedError(f"the worker died {self._deaths} times during this request ({epitaph})"))
-        return False
+        if self._deaths >= (MAX_DEATHS_WAITING if self._started is None else MAX_DEATHS):
+            self.fail(WorkerDiedError(f"the worker died {self._deaths} times during this request ({epitaph})"))
+        return not self.done
 
     def fail(self, error: BarrelError) -> None:
         if not self.done:

@@ -1,0 +1,130 @@
+"""Keyword arguments of ``complete``, ``stream`` and ``chat`` to the requests that go to a worker. Pure, but for drawing
+seeds and ids."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from barrel_inference.errors import InvalidRequestError
+from barrel_inference.options import build, nearest
+from barrel_inference.types import CacheMode, Constraint, Exactness, OnFull, Request, Sampling
+
+Prompt = str | Sequence[int]
+
+
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a request may say beside its prompt and its sampling."""
+
+    max_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=100)] = 0
+    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    json_schema: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choices: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
+    start_after: str | None = None
+    cache: CacheMode = "auto"
+    exact: Exactness | None = None
+    parent_key: str | None = None
+    session: Annotated[str, Meta(min_length=1)] | None = None
+    salt: str = ""
+    on_full: OnFull = "queue"
+    timeout_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    add_special: bool = True
+    parse_special: bool = True
+    keep_special: bool = False
+    boundaries: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+
+
+_SAMPLING = frozenset(Sampling.__struct_fields__)
+_OPTIONS = frozenset(RequestOptions.__struct_fields__)
+
+
+def requests(prompt: Prompt, params: Mapping[str, Any]) -> list[Request]:
+    """One request for each of ``n``. Raises InvalidRequestError for anything that is not allowed."""
+    options, sampling = parse(params)
+    base = "req_" + secrets.token_hex(8)
+    seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+    checked = check_prompt(prompt)
+    constraint = _constraint(options)
+    return [
+        Request(
+            id=base if options.n == 1 else f"{base}.{index}",
+            prompt=checked,
+            sampling=msgspec.structs.replace(sampling, seed=seed + (index if seed < 0 else -index)),
+            constraint=constraint,
+            **{name: getattr(options, name) for name in _PASSED_ON},
+        )
+        for index in range(options.n)
+    ]
+
+
+_PASSED_ON = sorted(_OPTIONS & set(Request.__struct_fields__))
+
+
+def parse(params: Mapping[str, Any]) -> tuple[RequestOptions, Sampling]:
+    """Raises InvalidRequestError naming the option, the value and what is allowed."""
+    for name in params:
+        if name not in _SAMPLING and name not in _OPTIONS:
+            raise InvalidRequestError(f"unknown option {name!r}{nearest(name, _SAMPLING | _OPTIONS)}", option=name)
+    values = {name: _loose(name, value) for name, value in params.items()}
+    options = build(RequestOptions(), {k: v for k, v in values.items() if k in _OPTIONS}, error=InvalidRequestError)
+    sampling = build(Sampling(), {k: v for k, v in values.items() if k in _SAMPLING}, error=InvalidRequestError)
+    return options, sampling
+
+
+def _loose(name: str, value: Any) -> Any:
+    """The short forms that people write: one stop string, a schema as a mapping."""
+    if name == "stop":
+        return () if value is None else (value,) if isinstance(value, str) else value
+    if name == "json_schema" and isinstance(value, Mapping):
+        return _json(value)
+    return value
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(schema).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"json_schema is not JSON: {error}", option="json_schema") from None
+
+
+def _constraint(options: RequestOptions) -> Constraint | None:
+    given = {
+        name: value
+        for name in ("json_schema", "regex", "grammar", "choices")
+        if (value := getattr(options, name)) is not None
+    }
+    if len(given) > 1:
+        raise InvalidRequestError(f"at most one of {', '.join(given)} may be given", option=next(iter(given)))
+    return Constraint(**given, start_after=options.start_after) if given else None
+
+
+def check_prompt(prompt: Prompt) -> str | tuple[int, ...]:
+    """Text that is Unicode, or token ids that are non-negative integers (the worker knows the vocabulary)."""
+    if isinstance(prompt, str):
+        return check_text(prompt)
+    if isinstance(prompt, bytes | bytearray):
+        raise InvalidRequestError("a prompt is text or token ids, not bytes", option="prompt")
+    try:
+        return msgspec.convert(tuple(prompt), tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...])
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidRequestError(f"a prompt is text or token ids: {error}", option="prompt") from None
+
+
+def check_text(text: str) -> str:
+    """Raises InvalidRequestError for a lone surrogate, which is no character and has no bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"the text holds a lone surrogate at character {error.start}", position=error.start
+        ) from None
+    return text
