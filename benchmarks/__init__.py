@@ -1,0 +1,1 @@
+"""Measurements, one file per question. ``python -m benchmarks --help`` runs them; results are committed."""

@@ -1,0 +1,41 @@
+"""Runs the benchmarks named, or all of them, and writes ``benchmarks/results/``.
+
+python -m benchmarks throughput stall --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import tempfile
+from pathlib import Path
+
+from benchmarks import report
+from benchmarks.setting import setting
+
+ALL = ("throughput", "ttft", "save_cost", "write_amplification", "stall", "shared_head", "edits", "store_scale")
+
+
+def main() -> None:
+    options = _options()
+    folder = Path(tempfile.gettempdir()) / "barrel-bench-quick" if options.quick else report.RESULTS
+    with setting(options.model, 1 if options.quick else options.rounds, options.quick) as chosen:
+        for name in options.names or ALL:
+            benchmark = importlib.import_module(f"benchmarks.{name}")
+            for table in asyncio.run(benchmark.measure(chosen)):
+                print(report.save(table, folder))
+    print(f"written to {folder}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*ALL, []], metavar="NAME", help=", ".join(ALL))
+    parser.add_argument("--model", default="smollm2:135m", help="a GGUF path or a registry name")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="small sizes, one round, results to a temporary folder")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
