@@ -279,12 +279,12 @@ class SectionTarget:
             blob[offset - 12 : offset] = run.header
 
     @property
-    def is_scattered(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Whether a payload's rows are contiguous in the blob, so that ``places`` can be read into."""
         return not self.spec.v_trans
 
     def places(self, blob: memoryview, start: int, stop: int) -> list[memoryview]:
-        """The memory for the payload of [start, stop), piece by piece; for sections that are ``is_scattered``."""
+        """The memory for the payload of [start, stop), piece by piece; for sections that are ``is_contiguous``."""
         skip, count = start - self.first, stop - start
         pairs = zip(self.spec.runs, self._offsets, strict=True)
         return [blob[at + skip * run.width : at + (skip + count) * run.width] for run, at in pairs]

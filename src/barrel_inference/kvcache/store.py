@@ -1,0 +1,242 @@
+"""The worker's view of its namespace in all tiers: what is there, what is on its way, what was lost.
+
+Owns an index of file names for each tier, a hint that the directories correct: what is missing is looked for on disk
+once its folder changed, what is gone is a miss. Any thread; one lock guards the index.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from barrel_inference.kvcache.chain import NAME_HEX, unpack_tokens
+from barrel_inference.kvcache.record import (
+    FIXED,
+    MAX_HEADER,
+    CorruptError,
+    Name,
+    ObjectKind,
+    Provenance,
+    Record,
+    decode,
+    parse_name,
+    short,
+)
+from barrel_inference.kvcache.tier import Tier
+
+RACY_NS = 50_000_000  # a folder's mtime is no proof when it is younger than a clock tick or so
+MAX_HEADER_READS = 64  # children of one position whose headers one lookup may read
+FIRST_READ = 4096
+
+
+@dataclass(slots=True)
+class Entry:
+    """The objects of one key in one tier. ``heads``: headers read so far."""
+
+    names: dict[tuple[ObjectKind, Provenance], Name] = field(default_factory=dict)
+    heads: dict[Name, Record] = field(default_factory=dict)
+
+    def best(self, kind: ObjectKind, cold: bool = False) -> Name | None:
+        """The prefilled one when there is one; nothing else when ``cold``."""
+        return self.names.get((kind, "p")) or (None if cold else self.names.get((kind, "g")))
+
+
+class Index:
+    """File names of one namespace in one tier, by parent and key. The store's lock must be held."""
+
+    def __init__(self, tier: Tier, namespace: str) -> None:
+        self.tier, self.namespace = tier, namespace
+        self.by_parent: dict[str, dict[str, Entry]] = {}
+        self.parents: dict[str, str] = {}  # of each key
+        self._banned: set[str] = set()
+        self._shards: dict[str, tuple[int, set[str]]] = {}
+        for shard in tier.shards(namespace):
+            self.refresh(shard)
+
+    def refresh(self, shard: str) -> bool:
+        """List a folder again if it has changed; whether it had."""
+        seen, files = self._shards.get(shard, (0, set[str]()))
+        if seen and self.tier.shard_mtime(self.namespace, shard) == seen:
+            return False
+        listed, mtime = self.tier.shard(self.namespace, shard)
+        now_there = set(listed) - self._banned
+        for file in files - now_there:
+            self._forget(file)
+        for file in now_there - files:
+            name = parse_name(file)
+            if name is not None:
+                self._enter(name)
+        self._shards[shard] = (0 if time.time_ns() - mtime < RACY_NS else mtime, now_there)
+        return True
+
+    def add(self, name: Name, head: Record | None = None) -> None:
+        entry = self._enter(name)
+        if head is not None:
+            entry.heads[name] = head
+        self._shards.setdefault(name.shard, (0, set()))[1].add(name.file)
+
+    def ban(self, name: Name) -> None:
+        """Never list it again, even if it could not be moved away."""
+        self._banned.add(name.file)
+
+    def discard(self, name: Name) -> None:
+        self._forget(name.file)
+        self._shards.get(name.shard, (0, set[str]()))[1].discard(name.file)
+
+    def entry(self, parent: str, key: str) -> Entry | None:
+        children = self.by_parent.get(parent)
+        return children.get(key) if children else None
+
+    def _enter(self, name: Name) -> Entry:
+        self.parents[name.key] = name.parent
+        entry = self.by_parent.setdefault(name.parent, {}).setdefault(name.key, Entry())
+        entry.names[name.kind, name.provenance] = name
+        return entry
+
+    def _forget(self, file: str) -> None:
+        name = parse_name(file)
+        children = self.by_parent.get(name.parent) if name else None
+        entry = children.get(name.key) if children and name else None
+        if children is None or entry is None or name is None:
+            return
+        entry.names.pop((name.kind, name.provenance), None)
+        entry.heads.pop(name, None)
+        if not entry.names:
+            del children[name.key]
+            self.parents.pop(name.key, None)
+            if not children:
+                del self.by_parent[name.parent]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model's layout asks of the store."""
+
+    has_blocks: bool
+    n_swa: int
+    has_state: bool
+
+
+class Store:
+    """See the module. ``tiers``: fastest first; saves go to ``save_tier``."""
+
+    def __init__(self, tiers: Sequence[Tier], save_tier: Tier | None, namespace: bytes, shape: Shape) -> None:
+        self.namespace, self.shape = namespace, shape
+        self.tiers, self.save_tier = tuple(tiers), save_tier
+        self.counters: Counter[str] = Counter()
+        self._lock = threading.RLock()
+        self._pending: set[Name] = set()
+        self.folder = namespace.hex()
+        self._indices = {tier.name: Index(tier, self.folder) for tier in self.tiers}
+
+    # ---- saving
+
+    def is_known(self, name: Name) -> bool:
+        """Whether the save tier has this object, or it is on its way there. A prefilled one replaces a generated."""
+        if self.save_tier is None or name in self._pending:
+            return True
+        entry = self._indices[self.save_tier.name].entry(name.parent, name.key)  # no lock: the engine must not wait
+        return entry is not None and entry.best(name.kind, cold=name.provenance == "p") is not None
+
+    def expect(self, name: Name) -> None:
+        """``name`` was captured; call ``saved`` or ``dropped`` later."""
+        self._pending.add(name)
+
+    def saved(self, name: Name, head: Record) -> None:
+        tier = self.save_tier
+        if tier is None:
+            return
+        with self._lock:
+            self._pending.discard(name)
+            self._indices[tier.name].add(name, head)
+            weaker = name._replace(provenance="g")
+            if name.provenance == "p" and self._has(tier, weaker):
+                self._indices[tier.name].discard(weaker)
+                tier.remove(self.folder, weaker)
+
+    def dropped(self, name: Name) -> None:
+        self._pending.discard(name)
+
+    def _has(self, tier: Tier, name: Name) -> bool:
+        entry = self._indices[tier.name].entry(name.parent, name.key)
+        return entry is not None and (name.kind, name.provenance) in entry.names
+
+    # ---- trouble
+
+    def lost(self, tier: Tier, name: Name, *, corrupt: bool) -> None:
+        """A read failed: forget the object, and if it is corrupt move it away. It is never tried again."""
+        with self._lock:
+            self._indices[tier.name].discard(name)
+            if corrupt:
+                self._indices[tier.name].ban(name)
+                self.counters["corrupt"] += 1
+        if corrupt:
+            tier.quarantine(self.folder, name)
+
+    def head(self, tier: Tier, name: Name) -> Record | None:
+        """The object's header, read once; None (and the object given up) when it is corrupt or gone."""
+        entry = self._indices[tier.name].entry(name.parent, name.key)
+        if entry is None:
+            return None
+        known = entry.heads.get(name)
+        if known is None:
+            known = self._read_head(tier, name)
+            if known is not None:
+                entry.heads[name] = known
+        return known
+
+    def _read_head(self, tier: Tier, name: Name) -> Record | None:
+        try:
+            record = read_header(tier, self.folder, name)
+            if record.name != name or record.namespace != self.namespace:
+                raise CorruptError("the object is not what its name says")
+            return record
+        except (OSError, CorruptError) as error:
+            self.lost(tier, name, corrupt=isinstance(error, CorruptError))
+            return None
+
+    # ---- looking up (with the lock held)
+
+    def index(self, tier: Tier) -> Index:
+        return self._indices[tier.name]
+
+    @property
+    def lock(self) -> threading.RLock:
+        return self._lock
+
+    def tokens_behind(self, key: str) -> tuple[int, ...] | None:
+        """The token list that ends with the object named by a finish key, from the headers."""
+        parts: list[bytes] = []
+        with self._lock:
+            record = self._by_key(key[:NAME_HEX])
+            while record is not None:
+                parts.append(record.tokens)
+                if record.first == 0:
+                    return unpack_tokens(b"".join(reversed(parts)))
+                record = self._by_key(short(record.parent))
+        return None
+
+    def _by_key(self, key: str) -> Record | None:
+        for tier in self.tiers:
+            index = self._indices[tier.name]
+            entry = index.entry(index.parents.get(key, ""), key)
+            name = entry and (entry.best("block") or entry.best("tail") or entry.best("state"))
+            if name:
+                return self.head(tier, name)
+        return None
+
+
+def read_header(tier: Tier, namespace: str, name: Name) -> Record:
+    """CorruptError or OSError."""
+    buffer = memoryview(bytearray(FIRST_READ))
+    n = tier.read(namespace, name, [buffer])
+    if n < FIXED.size:
+        raise CorruptError("the header is cut short")
+    size = FIXED.unpack_from(buffer)[-1]
+    if FIRST_READ < size <= MAX_HEADER:
+        buffer = memoryview(bytearray(size))
+        n = tier.read(namespace, name, [buffer])
+    return decode(buffer[:n])
