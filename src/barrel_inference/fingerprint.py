@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,11 +124,11 @@ class Fingerprints:
         """Best effort: a read-only home must not stop a load."""
         entries = [*self._load().items(), (key, digest)][-MAX_REMEMBERED:]
         temporary = self._memory.with_name(f"{self._memory.name}.{os.getpid()}.{threading.get_ident()}")
-        try:
+        with suppress(OSError):
             self._memory.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(msgspec.json.encode(dict(entries)))
             temporary.replace(self._memory)
-        except OSError:
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 

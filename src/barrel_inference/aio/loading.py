@@ -1,0 +1,135 @@
+"""From the keywords of ``load_model`` to the LoadOptions that a worker gets. Owns nothing.
+
+Everything that can be wrong with the options of a load is found here, before any process starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from barrel_inference.config import LoadArguments, LoadOptions, RuntimeConfig
+from barrel_inference.errors import ConfigError
+from barrel_inference.fingerprint import Fingerprints
+from barrel_inference.kvcache import policy
+from barrel_inference.options import build, nearest
+from barrel_inference.registry import gguf
+
+BACKENDS = ("llama", "stub")
+BACKEND_GROUP = "barrel_inference.backends"
+_FULL_PRECISION = ("f16", "f32", "bf16")
+
+
+def parse(options: Mapping[str, Any], config: RuntimeConfig) -> LoadArguments:
+    """Check every option by itself and against the others. Raises ConfigError."""
+    base = LoadArguments(
+        model_opts=config.model_opts,
+        context_opts=config.context_opts,
+        policy=config.policy,
+        fingerprint_mode=config.fingerprint_mode,
+        exact=config.exact,
+    )
+    arguments = build(base, {name: _loose(name, value) for name, value in options.items()})
+    _check_backend(arguments)
+    _check_context(arguments)
+    policy.check(arguments.policy)
+    return arguments
+
+
+def _loose(name: str, value: Any) -> Any:
+    """The other forms that values come in: paths, and digests as bytes."""
+    if name == "model_path" and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if name == "lora" and isinstance(value, list | tuple):
+        return [[os.fspath(each[0]), *each[1:]] if isinstance(each, list | tuple) and each else each for each in value]
+    if name in ("fingerprint", "ctx_params_hash") and value is not None:
+        return _digest(name, value)
+    return value
+
+
+def _digest(name: str, value: Any) -> str:
+    try:
+        raw = value if isinstance(value, bytes) else bytes.fromhex(value)
+    except (TypeError, ValueError):
+        raw = b""
+    if len(raw) != 32:
+        raise _refused(name, value, "32 bytes or 64 hex digits")
+    return raw.hex()
+
+
+def _refused(option: str, value: Any, allowed: str) -> ConfigError:
+    return ConfigError(
+        f"{option}={value!r} is not allowed: expected {allowed}", option=option, value=repr(value), allowed=allowed
+    )
+
+
+def _check_backend(arguments: LoadArguments) -> None:
+    name = arguments.backend
+    if name not in BACKENDS:
+        known = [*BACKENDS, *(entry.name for entry in entry_points(group=BACKEND_GROUP))]
+        if name not in known:
+            raise ConfigError(
+                f"unknown backend {name!r}{nearest(name, known)}", option="backend", value=name, allowed=known
+            )
+    if name == "llama" and arguments.model_path is None:
+        raise _refused("model_path", None, "the path of a GGUF file")
+    if arguments.fingerprint_mode == "fast_unsafe" and arguments.fingerprint is None:
+        raise _refused("fingerprint", None, "32 bytes or 64 hex digits, with fingerprint_mode='fast_unsafe'")
+
+
+def _check_context(arguments: LoadArguments) -> None:
+    context = arguments.context_opts
+    if context.n_ubatch is not None and context.n_ubatch > context.n_batch:
+        raise _refused("context_opts.n_ubatch", context.n_ubatch, f"at most n_batch={context.n_batch}")
+    if context.n_batch < context.n_seq_max:
+        raise _refused("context_opts.n_batch", context.n_batch, f"at least n_seq_max={context.n_seq_max}")
+    if context.type_v not in _FULL_PRECISION and context.flash_attn is False:
+        allowed = ", ".join(_FULL_PRECISION)
+        raise _refused("context_opts.type_v", context.type_v, f"{allowed}: a quantised V needs flash_attn")
+    if arguments.context_size is not None and arguments.context_size > context.n_ctx:
+        raise _refused("context_size", arguments.context_size, f"at most n_ctx={context.n_ctx}")
+
+
+def absolute(path: str) -> Path:
+    """Against the working directory of this moment. Raises ConfigError for what cannot be a path."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise _refused("model_path", path, "a path") from None
+    return Path(path).expanduser().absolute()
+
+
+def resolve(model_id: str, arguments: LoadArguments, cwd_path: Path | None, fingerprints: Fingerprints) -> LoadOptions:
+    """All but the tiers. Reads files, perhaps all of them, so it is not for an event loop. Raises ModelFileError or
+    ConfigError."""
+    if cwd_path is None:
+        fingerprint = (
+            arguments.fingerprint or sha256(f"{arguments.backend} {arguments.stub.get('model')}".encode()).hexdigest()
+        )
+    else:
+        info = gguf.read(cwd_path)
+        fingerprint = fingerprints.of_model(info.shards, arguments.fingerprint_mode, arguments.fingerprint)
+    lora = [(absolute(path), scale) for path, scale in arguments.lora]
+    return LoadOptions(
+        id=model_id,
+        backend=arguments.backend,
+        model_path=None if cwd_path is None else str(cwd_path),
+        model_opts=arguments.model_opts,
+        context_opts=arguments.context_opts,
+        fingerprint=fingerprint,
+        quant_type=arguments.quant_type,
+        quant_bits=arguments.quant_bits,
+        ctx_params_hash=arguments.ctx_params_hash,
+        context_size=arguments.context_size,
+        policy=arguments.policy,
+        lora=tuple((str(path), scale, fingerprints.of_file(path)) for path, scale in lora),
+        exact=arguments.exact,
+        cache=arguments.cache,
+        tool_call_markers=arguments.tool_call_markers,
+        thinking_markers=arguments.thinking_markers,
+        stub=arguments.stub,
+    )

@@ -1,0 +1,140 @@
+"""A loaded model in asyncio. Belongs to its runtime's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from barrel_inference.aio import params
+from barrel_inference.aio.params import Prompt
+from barrel_inference.aio.stream import AsyncStream
+from barrel_inference.errors import InvalidRequestError, TemplateError
+from barrel_inference.types import CacheLookup, CacheReport, Completion, Embedding, Message, ModelInfo
+from barrel_inference.worker.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from barrel_inference.chat.template import Rendered, Template
+
+Messages = Sequence[Message | Mapping[str, Any]]
+
+
+class AsyncModel:
+    """Handle of one loaded model; made by ``AsyncRuntime.load_model``.
+
+    ``options`` are the fields of types.Sampling and aio.params.RequestOptions; whatever is wrong with them raises
+    InvalidRequestError at the call.
+    """
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._template: Template | None = None
+
+    @property
+    def id(self) -> str:
+        return self._supervisor.options.id
+
+    def info(self) -> ModelInfo:
+        """A snapshot; asks nobody."""
+        return self._supervisor.info()
+
+    # ---- generating
+
+    async def complete(self, prompt: Prompt, **options: Any) -> Completion:
+        """Generate to the end."""
+        return await self.stream(prompt, **options).result()
+
+    def stream(self, prompt: Prompt, **options: Any) -> AsyncStream:
+        """Generate chunk by chunk. The work begins with the first ``anext``."""
+        requests = params.requests(prompt, options)
+
+        def cancel() -> None:
+            for request in requests:
+                self.cancel(request.id)
+
+        return AsyncStream([self._supervisor.generate(request) for request in requests], cancel)
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request within one step; it then completes with finish reason ``cancelled``."""
+        self._supervisor.cancel(request_id)
+
+    async def chat(
+        self, messages: Messages, *, template: Mapping[str, Any] | None = None, **options: Any
+    ) -> Completion:
+        """Answer a conversation. ``template``: keywords of ``apply_template``."""
+        stream = await self.chat_stream(messages, template=template, **options)
+        return await stream.result()
+
+    async def chat_stream(
+        self, messages: Messages, *, template: Mapping[str, Any] | None = None, **options: Any
+    ) -> AsyncStream:
+        """The same, chunk by chunk."""
+        rendered = await self._render(messages, template or {})
+        bos = self.info().bos_token
+        options.setdefault("add_special", not (bos and rendered.text.startswith(bos)))
+        return self.stream(rendered.text, boundaries=rendered.boundaries, **options)
+
+    async def apply_template(self, messages: Messages, **template: Any) -> str:
+        """The prompt text of a conversation. Keywords: tools, documents, add_generation_prompt,
+        continue_final_message, and whatever the model's template reads (enable_thinking, …)."""
+        return (await self._render(messages, template)).text
+
+    async def _render(self, messages: Messages, template: Mapping[str, Any]) -> Rendered:
+        plain = [_plain(message) for message in messages]
+        return await asyncio.to_thread(self._load_template().render, plain, **template)
+
+    def _load_template(self) -> Template:
+        from barrel_inference.chat.template import Template  # jinja2 would double the time to import the package
+
+        if self._template is None:
+            info = self.info()
+            if info.chat_template is None:
+                raise TemplateError(f"model {self.id!r} has no chat template")
+            self._template = Template(info.chat_template, bos_token=info.bos_token, eos_token=info.eos_token)
+        return self._template
+
+    # ---- the rest
+
+    async def embed(self, texts: str | Sequence[Prompt]) -> Embedding:
+        """One normalised vector per input (text or token ids)."""
+        inputs: list[Prompt] = [texts] if isinstance(texts, str) else list(texts)
+        reply = await self._supervisor.call("embed", inputs=[params.check_prompt(each) for each in inputs])
+        return msgspec.convert(reply, Embedding)
+
+    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        reply = await self._supervisor.call(
+            "tokenize", text=params.check_text(text), add_special=add_special, parse_special=parse_special
+        )
+        return msgspec.convert(reply, list[int])
+
+    async def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> str:
+        """``special``: control tokens appear as text. Bytes that are no UTF-8 become U+FFFD."""
+        reply = await self._supervisor.call("detokenize", tokens=params.check_prompt(tokens), special=special)
+        return msgspec.convert(reply, str)
+
+    async def prefill(self, prompt: Prompt, **options: Any) -> CacheReport:
+        """Read a prompt into the cache without generating."""
+        if "max_tokens" in options:
+            raise InvalidRequestError("prefill takes no max_tokens", option="max_tokens")
+        return (await self.complete(prompt, max_tokens=0, **options)).cache
+
+    async def end_session(self, session: str) -> None:
+        """Give up the sequence that requests with this ``session`` have kept."""
+        await self._supervisor.call("end_session", session=session)
+
+    async def lookup(self, prompt: Prompt, *, salt: str = "") -> CacheLookup:
+        """How much of a prompt the store would restore."""
+        reply = await self._supervisor.call("cache_lookup", prompt=params.check_prompt(prompt), salt=salt)
+        return msgspec.convert(reply, CacheLookup)
+
+
+def _plain(message: Message | Mapping[str, Any]) -> dict[str, Any]:
+    """The field names that templates know, without the fields that say nothing."""
+    if isinstance(message, Message):
+        values = {name: value for name, value in msgspec.structs.asdict(message).items() if value not in (None, ())}
+        return values | {"tool_calls": list(message.tool_calls)} if message.tool_calls else values
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidRequestError(f"a message is a mapping with a role, not {message!r:.80}")
+    return dict(message)

@@ -1,0 +1,186 @@
+"""The runtime of a process: its loaded models and its tiers. Belongs to the event loop that started it.
+
+Closing it unloads every model and removes the automatic tier; a runtime that is killed leaves that to the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import platformdirs
+
+from barrel_inference.aio import loading
+from barrel_inference.aio.model import AsyncModel
+from barrel_inference.aio.params import Prompt
+from barrel_inference.aio.stream import AsyncStream
+from barrel_inference.aio.tiers import Tiers, tier_info
+from barrel_inference.config import LoadArguments, RuntimeConfig, TierSpec
+from barrel_inference.errors import AlreadyLoadedError, ConfigError, NotLoadedError
+from barrel_inference.fingerprint import Fingerprints
+from barrel_inference.options import build, nearest
+from barrel_inference.types import Completion, ModelInfo, TierInfo, TierKind
+from barrel_inference.worker.memory import MemoryReader, PsutilMemory
+from barrel_inference.worker.messages import NeedRoom, Progress, Touched
+from barrel_inference.worker.supervisor import Supervisor
+
+MAX_ID_LENGTH = 200
+
+_log = logging.getLogger(__name__)
+
+OnProgress = Callable[[str, float], None]
+
+
+class AsyncRuntime:
+    """``async with AsyncRuntime(config) as runtime`` starts the tiers of the configuration and closes everything at
+    the end. ``worker_command`` and ``memory`` are seams for tests."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig | None = None,
+        *,
+        worker_command: Sequence[str] | None = None,
+        memory: MemoryReader | None = None,
+    ) -> None:
+        self.config = RuntimeConfig() if config is None else config
+        self._worker_command = worker_command
+        self._memory = PsutilMemory() if memory is None else memory
+        self._tiers = Tiers(self.config, self._memory)
+        cache_dir = self.config.cache_dir or platformdirs.user_cache_dir("barrel_inference")
+        self._fingerprints = Fingerprints(Path(cache_dir) / "fingerprints.json")
+        self._models: dict[str, AsyncModel | None] = {}  # None: being loaded
+        self._supervisors: dict[str, Supervisor] = {}
+        self._made = 0
+        self._closed = False
+
+    async def start(self) -> None:
+        for spec in self.config.tiers:
+            self._tiers.start(spec)
+
+    async def close(self) -> None:
+        """Unload everything; safe to call twice."""
+        self._closed = True
+        self._fingerprints.close()
+        await asyncio.gather(*(self.unload(model_id) for model_id in list(self._supervisors)))
+        self._tiers.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ---- models
+
+    async def load_model(
+        self, model_id: str | None = None, /, *, on_progress: OnProgress | None = None, **options: Any
+    ) -> AsyncModel:
+        """Load a model into a worker of its own; usable when this returns. Options: docs/configuration.md.
+
+        Raises ConfigError, ModelFileError, a TierError, AlreadyLoadedError, or what the worker answered (LoadError,
+        OutOfMemoryError). ``on_progress`` hears (stage, fraction) while the weights load.
+        """
+        if self._closed:
+            raise NotLoadedError("the runtime is closed")
+        arguments = loading.parse(options, self.config)
+        path = None if arguments.model_path is None else loading.absolute(arguments.model_path)
+        model_id = self._reserve(model_id)
+        try:
+            self._models[model_id] = await self._start_worker(model_id, arguments, path, on_progress)
+        finally:
+            if self._models.get(model_id) is None:
+                self._models.pop(model_id, None)
+        return self.model(model_id)
+
+    async def _start_worker(
+        self, model_id: str, arguments: LoadArguments, path: Path | None, on_progress: OnProgress | None
+    ) -> AsyncModel:
+        options = await asyncio.to_thread(loading.resolve, model_id, arguments, path, self._fingerprints)
+        if arguments.cache:
+            save_tier = self._tiers.resolve(arguments.tier, arguments.tier_srv)
+            options = msgspec.structs.replace(options, tiers=self._tiers.readable(), save_tier=save_tier.name)
+        supervisor = Supervisor(
+            options,
+            observe=lambda message: self._observe(message, on_progress),
+            ready_timeout_s=self.config.ready_timeout_s,
+            command=self._worker_command,
+        )
+        info = await supervisor.start()
+        if self._closed:
+            await supervisor.stop(drain_s=0, save_s=0)
+            raise NotLoadedError("the runtime was closed while the model was loaded", id=model_id)
+        for warning in info.warnings:
+            _log.warning("model %s: %s", model_id, warning)
+        self._supervisors[model_id] = supervisor
+        return AsyncModel(supervisor)
+
+    def _reserve(self, model_id: str | None) -> str:
+        if model_id is None:
+            model_id = self._make_id()
+        if not isinstance(model_id, str) or not 0 < len(model_id) <= MAX_ID_LENGTH or not model_id.isprintable():
+            raise ConfigError(
+                f"id={model_id!r:.80} is not allowed: expected 1 to {MAX_ID_LENGTH} printable characters", option="id"
+            )
+        if model_id in self._models:
+            raise AlreadyLoadedError(f"model {model_id!r} is loaded already", id=model_id)
+        self._models[model_id] = None
+        return model_id
+
+    def _make_id(self) -> str:
+        while True:
+            self._made += 1
+            name = f"barrel_inference_model_{self._made}"
+            if name not in self._models:
+                return name
+
+    def model(self, model_id: str) -> AsyncModel:
+        """Raises NotLoadedError."""
+        model = self._models.get(model_id)
+        if model is None:
+            state = "is still being loaded" if model_id in self._models else "is not loaded"
+            hint = nearest(model_id, self._models) if self._models else ""
+            raise NotLoadedError(f"model {model_id!r} {state}{hint}", id=model_id)
+        return model
+
+    def models(self) -> list[ModelInfo]:
+        return [model.info() for model in self._models.values() if model is not None]
+
+    async def unload(self, model_id: str, *, drain_s: float = 0.0) -> None:
+        """Let running requests go on for ``drain_s``, then cancel them; save what is unsaved (at most the policy's
+        evict_save_timeout_ms); end the process. Raises NotLoadedError."""
+        self.model(model_id)
+        supervisor = self._supervisors.pop(model_id)
+        del self._models[model_id]
+        await supervisor.stop(drain_s=drain_s, save_s=supervisor.options.policy.evict_save_timeout_ms / 1000)
+
+    async def complete(self, model_id: str, prompt: Prompt, **options: Any) -> Completion:
+        return await self.model(model_id).complete(prompt, **options)
+
+    def stream(self, model_id: str, prompt: Prompt, **options: Any) -> AsyncStream:
+        return self.model(model_id).stream(prompt, **options)
+
+    # ---- tiers
+
+    def start_tier(self, name: str, kind: TierKind, path: str | os.PathLike[str], quota_bytes: int) -> TierInfo:
+        """Open a directory as a tier that later loads may save to. Raises ConfigError or TierUnusableError."""
+        values = {"name": name, "kind": kind, "path": os.fspath(path), "quota_bytes": quota_bytes}
+        spec = build(TierSpec(name="", kind="disk", path="", quota_bytes=1), values)
+        absolute = str(loading.absolute(spec.path))
+        return tier_info(self._tiers.start(msgspec.structs.replace(spec, path=absolute)))
+
+    def _observe(self, message: Progress | NeedRoom | Touched, on_progress: OnProgress | None) -> None:
+        match message:
+            case Progress(stage, fraction):
+                if on_progress is not None:
+                    on_progress(stage, fraction)
+            case NeedRoom() | Touched():
+                pass

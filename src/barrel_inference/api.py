@@ -1,0 +1,285 @@
+"""The blocking face of ``aio``: every call runs on one private event loop in a daemon thread, so it works from scripts,
+threads and notebooks alike. It adds nothing of its own.
+
+Owns the default runtime, made at the first call and closed at exit. A forked child starts without it: the parent's
+workers are not the child's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from barrel_inference.aio.model import AsyncModel, Messages
+from barrel_inference.aio.params import Prompt
+from barrel_inference.aio.runtime import AsyncRuntime, OnProgress
+from barrel_inference.aio.stream import AsyncStream
+from barrel_inference.config import RuntimeConfig
+from barrel_inference.options import config_file, layered
+from barrel_inference.types import (
+    CacheLookup,
+    CacheReport,
+    Chunk,
+    Completion,
+    Embedding,
+    ModelInfo,
+    TierInfo,
+    TierKind,
+)
+
+T = TypeVar("T")
+
+EXIT_TIMEOUT_S = 60.0
+
+
+class _LoopThread:
+    """An event loop in a thread. Any other thread may use it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="barrel_inference", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Wait for a coroutine; an interrupt while waiting (Ctrl-C) cancels it."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a blocking call from within the runtime's own event loop would never return")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        async def work() -> T:
+            return function(*args, **kwargs)
+
+        return self.run(work())
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Start a coroutine that nobody waits for."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Stream:
+    """An iterator of chunks. Closing it, leaving its ``with``, or dropping it stops the work."""
+
+    def __init__(self, loop: _LoopThread, stream: AsyncStream) -> None:
+        self._loop = loop
+        self._stream = stream
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        try:
+            chunk = self._loop.run(_next(self._stream))
+        except BaseException:
+            self._ended = True
+            raise
+        if chunk is None:
+            self._ended = True
+            raise StopIteration
+        return chunk
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._ended:
+            self._loop.spawn(self._stream.aclose())
+
+    def close(self) -> None:
+        self._ended = True
+        self._loop.run(self._stream.aclose())
+
+    def cancel(self) -> None:
+        """End it within one step: the stream then closes with finish reason ``cancelled``."""
+        self._loop.call(self._stream.cancel)
+
+    def result(self) -> Completion:
+        """Read to the end; the completion."""
+        self._ended = True
+        return self._loop.run(self._stream.result())
+
+
+async def _next(stream: AsyncStream) -> Chunk | None:
+    return await anext(stream, None)
+
+
+class Model:
+    """Handle of one loaded model; see ``aio.AsyncModel`` for every method."""
+
+    def __init__(self, runtime: Runtime, model: AsyncModel) -> None:
+        self._runtime = runtime
+        self._loop = runtime._loop
+        self._model = model
+
+    def __repr__(self) -> str:
+        return f"<Model {self.id!r}>"
+
+    @property
+    def id(self) -> str:
+        return self._model.id
+
+    def info(self) -> ModelInfo:
+        return self._loop.call(self._model.info)
+
+    def complete(self, prompt: Prompt, **options: Any) -> Completion:
+        return self._loop.run(self._model.complete(prompt, **options))
+
+    def stream(self, prompt: Prompt, **options: Any) -> Stream:
+        return Stream(self._loop, self._loop.call(self._model.stream, prompt, **options))
+
+    def cancel(self, request_id: str) -> None:
+        self._loop.call(self._model.cancel, request_id)
+
+    def chat(self, messages: Messages, *, template: Mapping[str, Any] | None = None, **options: Any) -> Completion:
+        return self._loop.run(self._model.chat(messages, template=template, **options))
+
+    def chat_stream(self, messages: Messages, *, template: Mapping[str, Any] | None = None, **options: Any) -> Stream:
+        return Stream(self._loop, self._loop.run(self._model.chat_stream(messages, template=template, **options)))
+
+    def apply_template(self, messages: Messages, **template: Any) -> str:
+        return self._loop.run(self._model.apply_template(messages, **template))
+
+    def embed(self, texts: str | Sequence[Prompt]) -> Embedding:
+        return self._loop.run(self._model.embed(texts))
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        return self._loop.run(self._model.tokenize(text, add_special=add_special, parse_special=parse_special))
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> str:
+        return self._loop.run(self._model.detokenize(tokens, special=special))
+
+    def prefill(self, prompt: Prompt, **options: Any) -> CacheReport:
+        return self._loop.run(self._model.prefill(prompt, **options))
+
+    def lookup(self, prompt: Prompt, *, salt: str = "") -> CacheLookup:
+        return self._loop.run(self._model.lookup(prompt, salt=salt))
+
+    def end_session(self, session: str) -> None:
+        self._loop.run(self._model.end_session(session))
+
+    def unload(self, *, drain_s: float = 0.0) -> None:
+        self._runtime.unload(self.id, drain_s=drain_s)
+
+
+class Runtime:
+    """``aio.AsyncRuntime`` on a loop of its own. Also a context manager."""
+
+    def __init__(self, config: RuntimeConfig | None = None) -> None:
+        self._loop = _LoopThread()
+        try:
+            self._runtime = self._loop.call(AsyncRuntime, config)
+            self._loop.run(self._runtime.start())
+        except BaseException:
+            self._loop.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def load_model(
+        self, model_id: str | None = None, /, *, on_progress: OnProgress | None = None, **options: Any
+    ) -> Model:
+        return Model(self, self._loop.run(self._runtime.load_model(model_id, on_progress=on_progress, **options)))
+
+    def model(self, model_id: str) -> Model:
+        return Model(self, self._loop.call(self._runtime.model, model_id))
+
+    def models(self) -> list[ModelInfo]:
+        return self._loop.call(self._runtime.models)
+
+    def unload(self, model_id: str, *, drain_s: float = 0.0) -> None:
+        self._loop.run(self._runtime.unload(model_id, drain_s=drain_s))
+
+    def start_tier(self, name: str, kind: TierKind, path: str | os.PathLike[str], quota_bytes: int) -> TierInfo:
+        return self._loop.call(self._runtime.start_tier, name, kind, path, quota_bytes)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        try:
+            self._loop.run(self._runtime.close(), timeout_s)
+        finally:
+            self._loop.stop()
+
+
+# ---- the default runtime
+
+_default: Runtime | None = None
+_making = threading.Lock()
+
+
+def runtime() -> Runtime:
+    """The one that the functions of this module use; made at the first call, with the user's configuration."""
+    global _default
+    with _making:
+        if _default is None:
+            _default = Runtime(layered(RuntimeConfig(), file=config_file(), environ=os.environ, flags={}))
+        return _default
+
+
+@atexit.register
+def _close_default() -> None:
+    global _default
+    closing, _default = _default, None
+    if closing is not None:
+        closing.close(EXIT_TIMEOUT_S)
+
+
+def _forget_default() -> None:
+    global _default, _making
+    _default, _making = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_default)
+
+
+def load_model(model_id: str | None = None, /, *, on_progress: OnProgress | None = None, **options: Any) -> Model:
+    """Load a model into a worker of its own; usable when this returns. With no id one is made."""
+    return runtime().load_model(model_id, on_progress=on_progress, **options)
+
+
+def models() -> list[ModelInfo]:
+    return runtime().models()
+
+
+def unload(model_id: str, *, drain_s: float = 0.0) -> None:
+    """End a model's worker; running requests go on for at most ``drain_s``. Raises NotLoadedError."""
+    runtime().unload(model_id, drain_s=drain_s)
+
+
+def complete(model_id: str, prompt: Prompt, **options: Any) -> Completion:
+    return runtime().model(model_id).complete(prompt, **options)
+
+
+def stream(model_id: str, prompt: Prompt, **options: Any) -> Stream:
+    return runtime().model(model_id).stream(prompt, **options)
+
+
+def start_tier(name: str, kind: TierKind, path: str | os.PathLike[str], quota_bytes: int) -> TierInfo:
+    """Open a directory as a tier that later loads may save to (``tier=kind, tier_srv=name``)."""
+    return runtime().start_tier(name, kind, path, quota_bytes)
