@@ -18,9 +18,10 @@ from barrel_inference.cli.report import EXIT_INTERRUPTED, exit_code, one_line
 from barrel_inference.errors import BarrelError
 
 # In the order of the help. The file of a command has its name.
-COMMANDS = (
-    "serve run stop ps pull push list show create cp rm edit search verify gc embed cache config demo bench doctor version"
-).split()
+_SERVING = ("serve", "run", "stop", "ps")
+_MODELS = ("pull", "push", "list", "show", "create", "cp", "rm", "edit", "search", "verify", "gc")
+_REST = ("embed", "cache", "config", "demo", "bench", "doctor", "version")
+COMMANDS = (*_SERVING, *_MODELS, *_REST)
 
 HELP = "Run large language models from GGUF files on this machine, and never read a prompt twice."
 
