@@ -1,4 +1,4 @@
-"""The scheduler: every token once and in order, nobody skipped, nobody starved, the same cuts whenever a prompt is alone."""
+"""The scheduler: every token once and in order, nobody skipped or starved, the same cuts whenever a prompt is alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from barrel_inference.engine.scheduler import (
     SOLO_CHUNK,
     STEP_BUDGET_S,
     TILE_ROWS,
+    Costs,
     Feed,
     Limits,
     View,
@@ -23,18 +24,16 @@ from barrel_inference.engine.scheduler import (
 )
 
 LIMITS = Limits(n_batch=512, chunk=128)
-FAST = 0.004  # 250 tokens a second
+FAST = Costs(prefill_s=0.004)  # 250 tokens a second
 
 
-def run(
-    views: list[View], limits: Limits = LIMITS, s_per_token: float = FAST, steps: int = 10_000
-) -> Iterator[list[Feed]]:
+def run(views: list[View], limits: Limits = LIMITS, costs: Costs = FAST, steps: int = 10_000) -> Iterator[list[Feed]]:
     """Play plans until every prompt has been read; decoding sequences go on for ever."""
     state = {view.seq: view for view in views}
     for step in range(1, steps):
         if all(view.position >= view.end for view in state.values()):
             return
-        batch = plan(state.values(), limits, s_per_token)
+        batch = plan(state.values(), limits, costs)
         yield batch
         for seq, count in batch:
             state[seq] = state[seq]._replace(position=state[seq].position + count, served=step)
@@ -61,7 +60,7 @@ def test_every_prompt_token_is_fed_once_and_in_order(
     limits = Limits(n_batch, max(64, n_batch // 4))
     views = [prompt(i, end) for i, end in enumerate(ends)] + [decoder(100 + i) for i in range(n_decoding)]
     fed = dict.fromkeys(range(len(ends)), 0)
-    for batch in run(views, limits, cost):
+    for batch in run(views, limits, Costs(cost)):
         assert len({feed.seq for feed in batch}) == len(batch)
         for seq, count in batch:
             assert count > 0
@@ -75,8 +74,8 @@ def test_no_batch_exceeds_n_batch_and_no_decode_is_skipped(ends: list[int], n_de
     limits = Limits(n_batch, max(64, n_batch // 4))
     views = [prompt(i, end) for i, end in enumerate(ends)] + [decoder(100 + i) for i in range(n_decoding)]
     for batch in run(views, limits):
-        assert sum(feed.count for feed in batch) <= n_batch
-        assert {100 + i for i in range(n_decoding)} <= {feed.seq for feed in batch if feed.count == 1}
+        assert sum(feed.n_tokens for feed in batch) <= n_batch
+        assert {100 + i for i in range(n_decoding)} <= {feed.seq for feed in batch if feed.n_tokens == 1}
 
 
 @given(st.lists(st.integers(500, 3000), min_size=2, max_size=6), decoders)
@@ -111,8 +110,8 @@ def test_a_prompt_alone_is_cut_at_absolute_multiples_and_stops(end: int, start: 
 @given(st.floats(0.0005, 0.02), st.integers(1, 7))
 def test_while_something_decodes_a_chunk_fits_the_time_budget(cost: float, n_decoding: int) -> None:
     views = [prompt(0, 2000), *(decoder(100 + i) for i in range(n_decoding))]
-    for batch in run(views, LIMITS, cost):
-        tokens = sum(feed.count for feed in batch if feed.seq == 0)
+    for batch in run(views, LIMITS, Costs(cost)):
+        tokens = sum(feed.n_tokens for feed in batch if feed.seq == 0)
         assert tokens <= LIMITS.chunk
         assert tokens <= GRAIN or tokens * cost <= STEP_BUDGET_S
 
@@ -123,7 +122,7 @@ def test_a_long_prompt_beside_a_stream_takes_chunks_that_keep_the_gap_under_half
 
 
 def test_an_unknown_cost_starts_small() -> None:
-    assert next(run([prompt(0, 2000), decoder(1)], s_per_token=0.0)) == [Feed(1, 1), Feed(0, GRAIN)]
+    assert next(run([prompt(0, 2000), decoder(1)], costs=Costs())) == [Feed(1, 1), Feed(0, GRAIN)]
 
 
 def test_short_prompts_fill_up_a_step_but_never_in_part() -> None:

@@ -1,31 +1,26 @@
-"""The seam to the KV store: what the engine asks of it, and the null store for models whose cache is off. Owns nothing.
+"""The seam to the KV store: what the engine asks of ``engine.checkpoints``, and the null store. Owns nothing.
 
-``engine.checkpoints`` implements it over ``kvcache``. Threads: ``find``, ``resume_key`` and ``release`` may be called from any
-thread; everything else from the engine thread between decodes.
+``find`` and ``release`` may be called from any thread, everything else from the engine thread between decodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import Literal, Protocol
 
+from barrel_inference.engine import sequence as resident
 from barrel_inference.engine.backend import Backend
-from barrel_inference.engine.sequence import Sequence
 from barrel_inference.types import Exactness
 
-Limit = Callable[[int], int]  # tokens available -> largest position, not above it, at which this request may resume
+SaveReason = Literal["cold", "continued", "finish", "evict", "shutdown"]
 
 
 class Plan(Protocol):
-    """What the store can restore for one request. Its reads have started; it must be restored or released exactly once."""
+    """What the store can restore for one request; its reads have begun. Must be restored or released."""
 
     @property
     def length(self) -> int:
-        """Tokens it restores, already limited; 0 = nothing."""
-
-    @property
-    def prefill_end(self) -> int:
-        """How many of them, from the head, were computed by prefill in the shapes a cold run uses."""
+        """Tokens it restores; 0 = a miss."""
 
     @property
     def tier(self) -> str | None: ...
@@ -37,49 +32,71 @@ class Plan(Protocol):
     def ready(self) -> bool:
         """``restore`` would not wait for a read."""
 
+    def prefill_end(self, n_prompt: int) -> int:
+        """How far the rows equal a cold run's once the rest of the prompt has been prefilled alone."""
 
-class PrefixStore(Protocol):
-    @property
-    def layout(self) -> str:
-        """plain | swa | recurrent | hybrid | whole | off"""
 
-    def find(self, tokens: Seq[int], *, salt: str, exact: Exactness, limit: Limit) -> Plan | None:
-        """The longest stored prefix of ``tokens`` that ``limit`` allows; starts its reads. ``cold``: only prefilled blocks."""
-
-    def resume_key(self, key: str, *, wait_ms: int) -> tuple[int, ...] | None:
-        """The tokens behind a finish key, waiting for a save in flight."""
+class KVStore(Protocol):
+    def find(
+        self,
+        tokens: Sequence[int],
+        *,
+        salt: str = "",
+        exact: Exactness | None = None,
+        cuts: Collection[int] | None = None,
+        free_from: int = 0,
+        at_least: int = 0,
+        parent_key: str | None = None,
+    ) -> Plan:
+        """The longest prefix that may be restored, at most len(tokens) - 1. ``cuts``: only these lengths, or any from
+        ``free_from`` on."""
 
     def release(self, plan: Plan) -> None: ...
 
     def restore(self, plan: Plan, seq: int) -> int:
-        """Load the plan into an empty sequence. Tokens restored: ``plan.length``, or 0 with the sequence left empty."""
+        """Tokens now in ``seq``: ``plan.length``, or 0 with the sequence left empty."""
 
-    def stops(self, n_prompt: int, boundaries: Seq[int]) -> tuple[int, ...]:
+    def stops(self, n_prompt: int, boundaries: Sequence[int], start: int = 0) -> tuple[int, ...]:
         """Ascending positions where prefill must stop so that a state can be captured."""
 
-    def shareable(self, sequence: Sequence, wanted: int) -> int:
+    def shareable(self, sequence: resident.Sequence, wanted: int) -> int:
         """How many of its first ``wanted`` tokens may be shared in place, given window and recurrent state."""
 
-    def after_step(self, sequence: Sequence) -> None:
+    def after_step(self, sequence: resident.Sequence) -> None:
         """``sequence.tokens`` has grown: capture what is complete. Only copies."""
 
-    def finish(self, sequence: Sequence, reason: str) -> str | None:
-        """Capture the tail (``finish`` | ``evict`` | ``shutdown``); returns the finish key when everything is saved."""
+    def finish(self, sequence: resident.Sequence, reason: SaveReason) -> str | None:
+        """Capture the rest; the finish key when everything is saved."""
+
+
+class NoPlan:
+    length = 0
+    tier = None
+    first_mismatch = None
+    ready = True
+
+    def prefill_end(self, n_prompt: int) -> int:
+        return n_prompt
 
 
 class NoCheckpoints:
     """Nothing is stored; resident sequences are still shared where the model's memory allows it."""
 
-    layout = "off"
-
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def find(self, tokens: Seq[int], *, salt: str, exact: Exactness, limit: Limit) -> Plan | None:
-        return None
-
-    def resume_key(self, key: str, *, wait_ms: int) -> tuple[int, ...] | None:
-        return None
+    def find(
+        self,
+        tokens: Sequence[int],
+        *,
+        salt: str = "",
+        exact: Exactness | None = None,
+        cuts: Collection[int] | None = None,
+        free_from: int = 0,
+        at_least: int = 0,
+        parent_key: str | None = None,
+    ) -> Plan:
+        return NoPlan()
 
     def release(self, plan: Plan) -> None:
         pass
@@ -87,10 +104,10 @@ class NoCheckpoints:
     def restore(self, plan: Plan, seq: int) -> int:
         return 0
 
-    def stops(self, n_prompt: int, boundaries: Seq[int]) -> tuple[int, ...]:
+    def stops(self, n_prompt: int, boundaries: Sequence[int], start: int = 0) -> tuple[int, ...]:
         return ()
 
-    def shareable(self, sequence: Sequence, wanted: int) -> int:
+    def shareable(self, sequence: resident.Sequence, wanted: int) -> int:
         info = self._backend.info
         if wanted == len(sequence.tokens):
             return wanted
@@ -101,8 +118,8 @@ class NoCheckpoints:
             return 0
         return wanted
 
-    def after_step(self, sequence: Sequence) -> None:
+    def after_step(self, sequence: resident.Sequence) -> None:
         pass
 
-    def finish(self, sequence: Sequence, reason: str) -> str | None:
+    def finish(self, sequence: resident.Sequence, reason: SaveReason) -> str | None:
         return None

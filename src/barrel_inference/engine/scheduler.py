@@ -1,7 +1,8 @@
-"""What goes into the next batch, where prompts are cut, and where they may be resumed. Pure: functions of values, no state, no clock.
+"""What goes into the next batch, where prompts are cut, and where they may be resumed. Pure: no state, no clock.
 
-Shapes decide bits: the same tokens decoded in batches of other sizes give slightly other KV. So a prompt that has the context to
-itself is always cut at absolute multiples of the same chunk, and is resumed only where that leaves the remaining shapes as they were.
+Shapes decide bits: the same tokens decoded in batches of other sizes give slightly other KV. So a prompt that has the
+context to itself is always cut at absolute multiples of the same chunk, and is resumed only where that leaves the
+remaining shapes as they were.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 SOLO_CHUNK = 256  # the fastest batch on CPU, and short enough to cancel within
 GRAIN = 32  # budgeted chunks are multiples of it: smaller ones waste the matrix kernels
-STEP_BUDGET_S = 0.4  # of prefill while others decode: their gap stays under 0.5 s
+STEP_BUDGET_S = 0.4  # for a step in which others decode: their gap stays under 0.5 s
+EWMA_WEIGHT = 0.3
 TILE_ROWS = 64  # llama.cpp's CPU flash attention rounds differently in batches with fewer rows than this
 
 
@@ -35,22 +37,47 @@ class Limits(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """The next ``count`` tokens of a sequence go into the batch."""
+    """The next ``n_tokens`` tokens of a sequence go into the batch."""
 
     seq: int
-    count: int
+    n_tokens: int
 
 
-def plan(views: Iterable[View], limits: Limits, s_per_token: float) -> list[Feed]:
+class Costs(NamedTuple):
+    """Measured, in seconds; moving averages, 0 = unknown."""
+
+    prefill_s: float = 0.0  # a prompt token
+    decode_s: float = 0.0  # a step that only decodes
+
+    def prefill_part(self, n_prefill: int, n_decode: int, elapsed_s: float) -> float:
+        """How much of a step was prefill."""
+        if not n_prefill:
+            return 0.0
+        return max(0.0, elapsed_s - self.decode_s) if n_decode else elapsed_s
+
+    def after(self, n_prefill: int, n_decode: int, elapsed_s: float) -> Costs:
+        """The averages with one more step in them."""
+        if not n_prefill:
+            return self._replace(decode_s=_average(self.decode_s, elapsed_s))
+        if n_prefill < GRAIN:  # too few to tell
+            return self
+        sample = self.prefill_part(n_prefill, n_decode, elapsed_s) / n_prefill
+        return self._replace(prefill_s=_average(self.prefill_s, sample))
+
+
+def _average(old: float, new: float) -> float:
+    return old + (new - old) * EWMA_WEIGHT if old else new
+
+
+def plan(views: Iterable[View], limits: Limits, costs: Costs) -> list[Feed]:
     """The next batch: one token of everything that decodes, then prompt chunks, least recently served first.
 
-    ``s_per_token``: measured cost of prefill, 0 = unknown. With nothing decoding a step is one solo chunk, filled up with
-    other prompts' chunks only where they fit whole.
+    With nothing decoding a step is one solo chunk, filled up with other prompts' chunks only where they fit whole.
     """
     turn = sorted(views, key=lambda view: view.served)
     batch = [Feed(view.seq, 1) for view in turn if view.position >= view.end]
     solo = not batch
-    room = limits.solo_chunk if solo else min(_budget(limits, s_per_token), limits.n_batch - len(batch))
+    room = limits.solo_chunk if solo else min(_budget(limits, costs), limits.n_batch - len(batch))
     is_first = True
     for view in turn:
         if view.position >= view.end or not room:
@@ -59,7 +86,7 @@ def plan(views: Iterable[View], limits: Limits, s_per_token: float) -> list[Feed
         if want > room and not is_first:
             continue
         batch.append(Feed(view.seq, min(want, room)))
-        room -= batch[-1].count
+        room -= batch[-1].n_tokens
         is_first = False
     return batch
 
@@ -70,15 +97,16 @@ def next_cut(view: View, chunk: int | None) -> int:
     return cut if chunk is None else min(cut, (view.position // chunk + 1) * chunk)
 
 
-def _budget(limits: Limits, s_per_token: float) -> int:
-    affordable = int(STEP_BUDGET_S / s_per_token) if s_per_token > 0 else 0
+def _budget(limits: Limits, costs: Costs) -> int:
+    affordable = int((STEP_BUDGET_S - costs.decode_s) / costs.prefill_s) if costs.prefill_s else 0
     return min(max(affordable // GRAIN * GRAIN, GRAIN), limits.chunk)
 
 
-def is_cold_shape(start: int, stop: int, n_prompt: int, chunk: int) -> bool:
+def is_cold_shape(start: int, stop: int, n_prompt: int, chunk: int, stops: tuple[int, ...] = ()) -> bool:
     """Whether prefilling [start, stop) alone gives the rows that a cold run of this prompt computes."""
-    first = start // chunk * chunk
-    return stop == min(first + chunk, n_prompt) and (start == first or stop - start >= TILE_ROWS)
+    first = max(start // chunk * chunk, max((s for s in stops if s <= start), default=0))
+    end = next_cut(View(0, start, n_prompt, 0, stops), chunk)
+    return stop == end and (start == first or stop - start >= TILE_ROWS)
 
 
 def live_limit(available: int, *, n_prompt: int) -> int:
@@ -99,8 +127,8 @@ def cold_limit(available: int, *, n_prompt: int, chunk: int) -> int:
 def replay_limit(
     available: int, *, n_prompt: int, last: int, start: int, stops: tuple[int, ...] = (), chunk: int
 ) -> int:
-    """Where a request may continue that once began at ``start``: after its prompt anywhere up to ``last`` (those were batches
-    of one row), inside it only at one of its own cuts, before ``start`` anywhere."""
+    """Where a request may go on that once began at ``start``: after its prompt anywhere up to ``last`` (those were
+    batches of one row), inside it only at one of its own cuts, before ``start`` anywhere."""
     available = min(available, last)
     if available >= n_prompt or available <= start:
         return available

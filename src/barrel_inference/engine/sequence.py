@@ -6,8 +6,9 @@ A sequence outlives the request that filled it: idle, it is a donor of its prefi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from barrel_inference.kvcache.chain import Chain
 from barrel_inference.types import CacheMode
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Sequence:
     cache: CacheMode = "auto"
     tainted: bool = False  # never save, never share
     saved: int = 0  # positions the store has captured; the store's to write
-    chain: Any = None  # the store's incremental block chain over ``tokens``; the store's to write
+    chain: Chain | None = None  # block keys of ``tokens``; the store's to make and write
+    stops: tuple[int, ...] = ()  # where its prefill must end a chunk
     cost_us_per_token: float = 0.0  # measured prefill cost
     last_used: float = 0.0
     session: str | None = None  # pinned by it
@@ -46,7 +48,7 @@ class Sequence:
         """Forget the content; the caller has removed the KV."""
         self.tokens = []
         self.prefill_end = self.n_prompt = self.saved = 0
-        self.boundaries = ()
+        self.boundaries = self.stops = ()
         self.chain = None
         self.tainted = False
 
@@ -55,6 +57,13 @@ class Sequence:
         self.clear()
         self.tokens = tokens
         self.prefill_end = min(prefill_end, len(tokens))
+
+    def cut(self, length: int) -> None:
+        """Only the first ``length`` tokens are left."""
+        del self.tokens[length:]
+        self.saved, self.prefill_end = min(self.saved, length), min(self.prefill_end, length)
+        if self.chain:
+            self.chain.cut(length)
 
     def extend(self, tokens: tuple[int, ...], *, cold_shape: bool) -> None:
         """A decode has computed ``tokens``; ``cold_shape``: as prefill, with the rows a cold run would use."""

@@ -1,0 +1,172 @@
+"""From the queue into a sequence: who may start, and in which one. Owned by the engine thread.
+
+First come, first served; a request steps aside only while another reads the same prompt, while its own read is under
+way, or while its session is busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from barrel_inference.config import BLOCK_TOKENS
+from barrel_inference.engine.backend import Backend
+from barrel_inference.engine.kvstore import KVStore
+from barrel_inference.engine.requests.generation import Generation, State
+from barrel_inference.engine.requests.prefix import Live, Prefix, common_prefix, find
+from barrel_inference.engine.sequence import Sequence
+
+
+class Admission:
+    def __init__(
+        self, backend: Backend, store: KVStore, sequences: list[Sequence], chunk: int, clock: Callable[[], float]
+    ) -> None:
+        info = backend.info
+        self._store = store
+        self._sequences = sequences
+        self._chunk = chunk
+        self._clock = clock
+        self._only_whole = bool(info.n_swa or info.is_recurrent or info.is_hybrid)
+        self.prefix = Prefix(backend, store, chunk)
+        self.waiting: list[Generation] = []
+
+    def admit(self, alone: Generation | None) -> list[Generation]:
+        """Start whoever can be started (only ``alone``, when given); returns them, with their prefix in place."""
+        if not any(s.is_idle for s in self._sequences):
+            for generation in self.waiting:
+                generation.is_stale = True
+            return []
+        candidates = [g for g in self.waiting if alone is None or g is alone]
+        return [generation for generation in candidates if self._try_to_start(generation)]
+
+    def turned_away(self) -> list[Generation]:
+        """Take out those that would not queue and found no free sequence."""
+        full = [g for g in self.waiting if self._is_turned_away(g)]
+        for generation in full:
+            self.drop(generation)
+        return full
+
+    def drop(self, generation: Generation) -> None:
+        """It will not start: out of the queue, its plan released."""
+        if generation in self.waiting:
+            self.waiting.remove(generation)
+        if generation.plan:
+            self._store.release(generation.plan)
+            generation.plan = None
+
+    def put_back(self, generations: Iterable[Generation]) -> None:
+        """To the head of the queue, for a replay; their sequences are gone."""
+        back = list(generations)
+        for generation in back:
+            generation.sequence = generation.awaits = None
+            generation.is_stale = True
+            generation.replays += 1
+        self.waiting[:0] = back
+
+    @property
+    def is_reading(self) -> bool:
+        """A request waits for the store to have read its prefix."""
+        return any(g.plan and not g.plan.ready for g in self.waiting)
+
+    # ---- whether
+
+    def _try_to_start(self, generation: Generation) -> bool:
+        if self._is_held(generation):
+            return False
+        self._make_cold(generation)
+        live = self.prefix.best_live(generation, self._sequences)
+        self._look_again(generation, live.length)
+        if (generation.plan and not generation.plan.ready) or self._lets_another_read(generation, live):
+            return False
+        self.waiting.remove(generation)
+        self._start(generation, self._target(generation, live), live)
+        return True
+
+    def _is_held(self, generation: Generation) -> bool:
+        if not self._free(generation):
+            generation.is_stale = True
+            return True
+        if generation.awaits:
+            donor, length = generation.awaits
+            if donor.state is State.PREFILL and donor.position < length:
+                return True
+            generation.awaits = None
+        return False
+
+    def _is_turned_away(self, generation: Generation) -> bool:
+        is_new = generation.request.on_full == "error" and not generation.replays and not generation.request.resume
+        return is_new and not generation.awaits and not self._free(generation)
+
+    def _free(self, generation: Generation) -> list[Sequence]:
+        """Sequences it could take: its session's own, otherwise any idle one."""
+        session = generation.request.session
+        own = [s for s in self._sequences if session is not None and s.session == session]
+        return [s for s in own or self._sequences if s.is_idle]
+
+    def _lets_another_read(self, generation: Generation, live: Live) -> bool:
+        """Another is prefilling a common prefix that is longer, by a block at least, than what is there already."""
+        have = max(live.length, generation.plan.length if generation.plan else 0)
+        for sequence in self._sequences if generation.reads_cache else ():
+            donor = sequence.generation
+            if donor is None or donor.state is not State.PREFILL or not sequence.writes:
+                continue
+            common = common_prefix(generation.history, donor.prompt) if self._same_salt(generation, donor) else 0
+            length = generation.resume_limit(common, self._chunk)
+            if length >= have + BLOCK_TOKENS and donor.position < length:
+                self._await(generation, donor, length)
+                return True
+        return False
+
+    def _same_salt(self, generation: Generation, other: Generation) -> bool:
+        return generation.request.salt == other.request.salt
+
+    def _await(self, generation: Generation, donor: Generation, length: int) -> None:
+        generation.awaits = (donor, length)
+        if self._only_whole:  # such a memory can be shared only while it ends exactly there
+            donor.stops = tuple(sorted({*donor.stops, length}))
+
+    def _look_again(self, generation: Generation, at_least: int) -> None:
+        """The store may hold more than when the request arrived."""
+        if not generation.is_stale:
+            return
+        generation.is_stale = False
+        if generation.plan:
+            if generation.plan.length + BLOCK_TOKENS > generation.n_prompt:
+                return
+            self._store.release(generation.plan)
+        generation.plan = find(self._store, generation, self._chunk, at_least)
+
+    # ---- where
+
+    def _make_cold(self, generation: Generation) -> None:
+        """Cells in use elsewhere would shift this sequence's, and with them the order of summation."""
+        if generation.exact == "cold" and all(s.is_idle for s in self._sequences):
+            for sequence in self._sequences:
+                self.prefix.empty(sequence)
+
+    def _target(self, generation: Generation, live: Live) -> Sequence:
+        """The donor itself if it loses nothing; otherwise the idle sequence worth least, an empty one first."""
+        free = self._free(generation)
+        if live.donor in free and live.donor and live.length == len(live.donor.tokens):
+            return live.donor
+        return min(free, key=lambda s: (s.session is not None, bool(s.tokens), s.last_used))
+
+    def _start(self, generation: Generation, target: Sequence, live: Live) -> None:
+        now = self._clock()
+        report = self.prefix.fill(generation, target, live)
+        generation.restore_s += self._clock() - now
+        if generation.admitted is None:
+            generation.admitted = now
+            generation.cache = report
+        self._occupy(generation, target)
+        if generation.start is None:
+            generation.start = report.restored_tokens
+
+    def _occupy(self, generation: Generation, target: Sequence) -> None:
+        request = generation.request
+        target.salt, target.cache = request.salt, request.cache
+        target.session = request.session or target.session
+        target.n_prompt, target.boundaries = generation.n_prompt, generation.boundaries
+        if target.writes:
+            target.stops = self._store.stops(target.n_prompt, target.boundaries, len(target.tokens))
+        generation.stops = tuple(sorted({*generation.stops, *target.stops, generation.start or 0}))
+        target.generation, generation.sequence = generation, target

@@ -1,0 +1,100 @@
+"""From a request to a generation that can wait for a sequence: checked, tokenised, its reads begun. Any thread.
+
+All that can be wrong with a request itself is found here, before it costs the others anything.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple
+
+from barrel_inference.engine.backend import Backend
+from barrel_inference.engine.kvstore import KVStore
+from barrel_inference.engine.requests.generation import Generation, LogitMask, TextStream
+from barrel_inference.engine.requests.logprobs import TokenLogprobs
+from barrel_inference.engine.requests.prefix import find
+from barrel_inference.engine.scheduler import Limits
+from barrel_inference.errors import ContextExceededError, InvalidRequestError, UnsupportedError
+from barrel_inference.types import Constraint, Exactness, Request
+
+
+class Tokenised(NamedTuple):
+    tokens: list[int]
+    boundaries: tuple[int, ...]  # message ends, in tokens
+
+
+class Preparer:
+    """``tokenise``: text prompts (with their boundaries) to tokens. ``constrain``: raises SchemaError when unusable."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: KVStore,
+        *,
+        exact: Exactness,
+        tokenise: Callable[[Request], Tokenised],
+        constrain: Callable[[Constraint], LogitMask],
+        text_stream: Callable[[Request], TextStream],
+        clock: Callable[[], float],
+    ) -> None:
+        self._backend = backend
+        self._store = store
+        self._exact: Exactness = exact
+        self._tokenise = tokenise
+        self._constrain = constrain
+        self._text_stream = text_stream
+        self._clock = clock
+
+    def prepare(self, request: Request) -> Generation:
+        """Raises InvalidRequestError, ContextExceededError, SchemaError or UnsupportedError."""
+        arrived = self._clock()
+        info = self._backend.info
+        if info.embeddings:
+            raise UnsupportedError("this model was loaded for embeddings; it does not generate")
+        prompt = self._prompt(request)
+        sampling_seed = request.sampling.seed
+        generation = Generation(
+            request=request,
+            prompt=prompt.tokens,
+            boundaries=prompt.boundaries,
+            n_ctx=info.n_ctx,
+            is_eog=self._backend.is_eog,
+            text=self._text_stream(request),
+            constraint=self._constrain(request.constraint) if request.constraint else None,
+            logprobs=self._logprobs(request),
+            seed=secrets.randbits(32) if sampling_seed is None else sampling_seed,
+            exact=request.exact or self._exact,
+            arrived=arrived,
+            deadline=None if request.timeout_s is None else arrived + request.timeout_s,
+        )
+        generation.plan = find(self._store, generation, Limits(info.n_batch, 0).solo_chunk)
+        return generation
+
+    def _prompt(self, request: Request) -> Tokenised:
+        prompt = self._tokens(request)
+        n_ctx, n_vocab = self._backend.info.n_ctx, self._backend.info.n_vocab
+        n_prompt = len(prompt.tokens)
+        if not n_prompt:
+            raise InvalidRequestError("the prompt is empty")
+        if n_prompt > n_ctx:
+            raise ContextExceededError(
+                f"the prompt has {n_prompt} tokens, the context holds {n_ctx}", n_prompt_tokens=n_prompt, n_ctx=n_ctx
+            )
+        if min(prompt.tokens) < 0 or max(prompt.tokens) >= n_vocab:
+            wrong = next(token for token in prompt.tokens if not 0 <= token < n_vocab)
+            raise InvalidRequestError(f"token id {wrong} is not in the vocabulary (0 … {n_vocab - 1})", token=wrong)
+        return prompt
+
+    def _tokens(self, request: Request) -> Tokenised:
+        if request.resume:
+            return Tokenised(list(request.resume.prompt_tokens), request.boundaries)
+        if isinstance(request.prompt, str):
+            return self._tokenise(request)
+        return Tokenised(list(request.prompt), request.boundaries)
+
+    def _logprobs(self, request: Request) -> TokenLogprobs | None:
+        if not request.logprobs:
+            return None
+        piece = self._backend.piece
+        return TokenLogprobs(lambda token: piece(token, special=True), request.top_logprobs)
