@@ -1,4 +1,4 @@
-"""A backend whose next token depends on every token of its KV, a store of whole prefixes, and a bench to run an engine on them."""
+"""A backend whose next token depends on all of its KV, a store of whole prefixes, and a bench for engines on them."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ class Result:
     start: int | None = None
     prompt: list[int] = field(default_factory=list)
     seed: int = 0
-    cache: CacheReport = CacheReport()
+    cache: CacheReport = field(default_factory=CacheReport)
     chunks: list[Chunk] = field(default_factory=list)
     error: BarrelError | None = None
 

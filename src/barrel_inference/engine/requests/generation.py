@@ -86,7 +86,7 @@ class Generation:
     stops: tuple[int, ...] = ()  # positions where a chunk must end
     served: int = 0  # step that fed it last
     plan: Plan | None = None
-    cache: CacheReport = CacheReport()
+    cache: CacheReport = field(default_factory=CacheReport)
     restore_s: float = 0.0
 
     awaits: tuple[Generation, int] | None = None  # lets another read their common prefix, which ends there
