@@ -1,4 +1,4 @@
-"""Runs ``pip install`` and shows in one line what it is doing: compiling llama.cpp takes minutes and must not look hung.
+"""Runs ``pip install`` and shows in one line what it does: compiling llama.cpp takes minutes and must not look hung.
 
 On a terminal the line is redrawn; elsewhere a plain line appears at each new stage and every tenth of the compile.
 The whole output of pip goes to ``.venv/install.log``; its end is shown when pip fails.

@@ -108,7 +108,7 @@ async def _kill_worker(model: AsyncModel) -> None:
         raise WorkerDiedError("the model has no worker")
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + RESPAWN_TIMEOUT_S
-    while (info := model.info()).phase != "ready" or info.worker_pid == pid:  # noqa: ASYNC110 - there is no event
+    while (info := model.info()).phase != "ready" or info.worker_pid == pid:
         if time.monotonic() > deadline:
             raise WorkerDiedError(f"no new worker within {RESPAWN_TIMEOUT_S:.0f} s")
         await asyncio.sleep(0.01)
