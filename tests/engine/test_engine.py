@@ -15,6 +15,7 @@ from barrel_inference.errors import (
     ContextExceededError,
     InvalidRequestError,
     NotLoadedError,
+    NoWeightsError,
     RequestTimeoutError,
     SeqCapacityError,
     UnsupportedError,
@@ -103,9 +104,16 @@ def test_prompts_that_cannot_be(prompt: list[int]) -> None:
         Bench().prepare("r", prompt)
 
 
-def test_an_embedding_model_does_not_generate() -> None:
+def test_models_that_do_not_generate() -> None:
     with pytest.raises(UnsupportedError):
         Bench(embeddings=True).prepare("r", [1])
+    with pytest.raises(NoWeightsError):
+        Bench(vocab_only=True).prepare("r", [1])
+
+
+def test_a_bias_on_a_token_that_is_not_there() -> None:
+    with pytest.raises(InvalidRequestError):
+        Bench().prepare("r", [1], sampling=Sampling(logit_bias={256: 1.0}))
 
 
 def test_a_constraint_decides_and_ends_it() -> None:

@@ -85,6 +85,8 @@ class Admission:
         if not self._free(generation):
             generation.is_stale = True
             return True
+        if generation.plan and not generation.plan.ready:
+            return True
         if generation.awaits:
             donor, length = generation.awaits
             if donor.state is State.PREFILL and donor.position < length:

@@ -15,7 +15,7 @@ from barrel_inference.engine.requests.generation import Generation, LogitMask, T
 from barrel_inference.engine.requests.logprobs import TokenLogprobs
 from barrel_inference.engine.requests.prefix import find
 from barrel_inference.engine.scheduler import Limits
-from barrel_inference.errors import ContextExceededError, InvalidRequestError, UnsupportedError
+from barrel_inference.errors import ContextExceededError, InvalidRequestError, NoWeightsError, UnsupportedError
 from barrel_inference.types import Constraint, Exactness, Request
 
 
@@ -47,13 +47,11 @@ class Preparer:
         self._clock = clock
 
     def prepare(self, request: Request) -> Generation:
-        """Raises InvalidRequestError, ContextExceededError, SchemaError or UnsupportedError."""
+        """Raises InvalidRequestError, ContextExceededError, SchemaError, UnsupportedError or NoWeightsError."""
         arrived = self._clock()
-        info = self._backend.info
-        if info.embeddings:
-            raise UnsupportedError("this model was loaded for embeddings; it does not generate")
+        self._check(request)
         prompt = self._prompt(request)
-        sampling_seed = request.sampling.seed
+        info, seed = self._backend.info, request.sampling.seed
         generation = Generation(
             request=request,
             prompt=prompt.tokens,
@@ -63,7 +61,7 @@ class Preparer:
             text=self._text_stream(request),
             constraint=self._constrain(request.constraint) if request.constraint else None,
             logprobs=self._logprobs(request),
-            seed=secrets.randbits(32) if sampling_seed is None else sampling_seed,
+            seed=secrets.randbits(32) if seed is None else seed,
             exact=request.exact or self._exact,
             arrived=arrived,
             deadline=None if request.timeout_s is None else arrived + request.timeout_s,
@@ -71,19 +69,30 @@ class Preparer:
         generation.plan = find(self._store, generation, Limits(info.n_batch, 0).solo_chunk)
         return generation
 
+    def _check(self, request: Request) -> None:
+        info = self._backend.info
+        if info.vocab_only:
+            raise NoWeightsError("the model was loaded with vocab_only: it tokenizes, it does not generate")
+        if info.embeddings or not info.has_memory:
+            raise UnsupportedError("this model was loaded for embeddings: it does not generate")
+        self._check_ids(list(request.sampling.logit_bias))
+
+    def _check_ids(self, tokens: list[int]) -> None:
+        n_vocab = self._backend.info.n_vocab
+        if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
+            wrong = next(token for token in tokens if not 0 <= token < n_vocab)
+            raise InvalidRequestError(f"token id {wrong} is not in the vocabulary (0 … {n_vocab - 1})", token=wrong)
+
     def _prompt(self, request: Request) -> Tokenised:
         prompt = self._tokens(request)
-        n_ctx, n_vocab = self._backend.info.n_ctx, self._backend.info.n_vocab
-        n_prompt = len(prompt.tokens)
+        n_ctx, n_prompt = self._backend.info.n_ctx, len(prompt.tokens)
         if not n_prompt:
             raise InvalidRequestError("the prompt is empty")
         if n_prompt > n_ctx:
             raise ContextExceededError(
                 f"the prompt has {n_prompt} tokens, the context holds {n_ctx}", n_prompt_tokens=n_prompt, n_ctx=n_ctx
             )
-        if min(prompt.tokens) < 0 or max(prompt.tokens) >= n_vocab:
-            wrong = next(token for token in prompt.tokens if not 0 <= token < n_vocab)
-            raise InvalidRequestError(f"token id {wrong} is not in the vocabulary (0 … {n_vocab - 1})", token=wrong)
+        self._check_ids(prompt.tokens)
         return prompt
 
     def _tokens(self, request: Request) -> Tokenised:
