@@ -145,6 +145,9 @@ class Store:
         """``name`` was captured; call ``saved`` or ``dropped`` later."""
         self._pending.add(name)
 
+    def is_pending(self, key: str) -> bool:
+        return any(name.key == key for name in list(self._pending))
+
     def saved(self, name: Name, head: Record) -> None:
         tier = self.save_tier
         if tier is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -70,7 +70,7 @@ class Writer:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.memory = Memory(queue_bytes)
-        self.counters: Counter[str] = Counter()
+        self.counters: defaultdict[str, float] = defaultdict(float)
         self._store, self._tier, self._layout = store, tier, layout
         self._need_room, self._is_reading, self._wall_clock = need_room, is_reading, wall_clock
         self._changed = threading.Condition()
@@ -159,7 +159,7 @@ class Writer:
 
     def _put(self, item: Item, pieces: list[memoryview], reason: SaveReason) -> None:
         record = self._record(item, pieces)
-        parts = [encode(record), *pieces]
+        parts: list[memoryview | bytes] = [encode(record), *pieces]
         try:
             written = self._put_with_room(item.name, parts)
         except NoRoomError:

@@ -1,0 +1,172 @@
+"""The engine's handle on the KV store: one object per loaded model. Owns store, reader pool and writer thread.
+
+The engine thread alone calls ``restore``, ``stops``, ``after_step``, ``finish`` and ``shareable``; the rest is safe on
+any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from barrel_inference.config import Policy
+from barrel_inference.engine import sequence as resident
+from barrel_inference.engine.backend import Backend
+from barrel_inference.engine.checkpoints.restoring import Restorer, StoredPlan
+from barrel_inference.engine.checkpoints.saving import Saver
+from barrel_inference.engine.kvstore import NoCheckpoints, Plan
+from barrel_inference.kvcache.layout import Layout
+from barrel_inference.kvcache.policy import SaveReason, state_stops
+from barrel_inference.kvcache.reader import Reader
+from barrel_inference.kvcache.record import short
+from barrel_inference.kvcache.store import Store
+from barrel_inference.kvcache.writer import Writer
+from barrel_inference.types import CacheLookup, Exactness
+
+
+class Checkpoints(NoCheckpoints):
+    """The null store. ``layout`` (plain | swa | recurrent | hybrid | whole | off) and ``verdict`` ("exact", or why the
+    cache is off) are for info()."""
+
+    layout: str = "off"
+    namespace: str = ""  # hex
+    bytes_per_token: int = 0
+
+    def __init__(self, backend: Backend, verdict: str) -> None:
+        super().__init__(backend)
+        self.verdict = verdict
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """A snapshot; cumulative. See docs/kv-cache.md for each one."""
+        return {}
+
+    @property
+    def store(self) -> Store | None:
+        """For kvcache.admin."""
+        return None
+
+    def lookup(self, tokens: Sequence[int], *, salt: str = "") -> CacheLookup:
+        """What ``find`` would restore, without reading."""
+        return CacheLookup(prompt_tokens=len(tokens), cached_tokens=0)
+
+    def tokens_behind(self, key: str, wait_s: float = 0.0) -> tuple[int, ...] | None:
+        """The token list that a finish key stands for; waits for its save in flight."""
+        return None
+
+    def room(self, tier: str) -> None:
+        """The janitor has answered: a waiting writer looks again."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything captured is written; False when time ran out."""
+        return True
+
+    def close(self) -> None:
+        """Stop reader and writer threads; unsaved objects are dropped (``flush`` first)."""
+
+
+class StoredCheckpoints(Checkpoints):
+    def __init__(
+        self,
+        backend: Backend,
+        store: Store,
+        layout: Layout,
+        policy: Policy,
+        *,
+        exact: Exactness,
+        restorer: Restorer,
+        reader: Reader,
+        saver: Saver | None,
+        writer: Writer | None,
+    ) -> None:
+        super().__init__(backend, "exact")
+        self.layout, self.namespace = layout.kind, store.namespace.hex()
+        self.bytes_per_token = layout.bytes_per_token
+        self._store, self._layout, self._policy, self._exact = store, layout, policy, exact
+        self._restorer, self._reader = restorer, reader
+        self._saver, self._writer = saver, writer
+
+    @property
+    def counters(self) -> dict[str, float]:
+        total: dict[str, float] = dict(self._store.counters)
+        for part in (self._restorer, self._saver, self._writer):
+            total.update(part.counters if part else {})
+        return total
+
+    @property
+    def store(self) -> Store | None:
+        return self._store
+
+    def find(
+        self,
+        tokens: Sequence[int],
+        *,
+        salt: str = "",
+        exact: Exactness | None = None,
+        cuts: Collection[int] | None = None,
+        free_from: int = 0,
+        at_least: int = 0,
+        parent_key: str | None = None,
+    ) -> StoredPlan:
+        if parent_key is not None:
+            self._wait_for(parent_key, self._policy.session_resume_wait_ms / 1000)
+        is_cold = (exact or self._exact) == "cold"
+        return self._restorer.find(tokens, salt=salt, cold=is_cold, cuts=cuts, free_from=free_from, at_least=at_least)
+
+    def release(self, plan: Plan) -> None:
+        if isinstance(plan, StoredPlan):
+            self._restorer.release(plan)
+
+    def restore(self, plan: Plan, seq: int) -> int:
+        return self._restorer.restore(plan, seq) if isinstance(plan, StoredPlan) else 0
+
+    def stops(self, n_prompt: int, boundaries: Sequence[int], start: int = 0) -> tuple[int, ...]:
+        if not self._layout.has_state or self._saver is None:
+            return ()
+        return tuple(at for at in state_stops(self._policy, n_prompt, boundaries) if at > start)
+
+    def after_step(self, sequence: resident.Sequence) -> None:
+        if sequence.cost_us_per_token:
+            self._restorer.prefill_s = sequence.cost_us_per_token / 1e6
+        if self._saver is not None:
+            self._saver.after_step(sequence)
+
+    def finish(self, sequence: resident.Sequence, reason: SaveReason) -> str | None:
+        return self._saver.finish(sequence, reason) if self._saver is not None else None
+
+    def lookup(self, tokens: Sequence[int], *, salt: str = "") -> CacheLookup:
+        found = self._restorer.look(tokens, salt)
+        return CacheLookup(
+            prompt_tokens=len(tokens),
+            cached_tokens=found.length,
+            by_tier=found.by_tier(),
+            first_mismatch=found.first_mismatch,
+        )
+
+    def tokens_behind(self, key: str, wait_s: float = 0.0) -> tuple[int, ...] | None:
+        self._wait_for(key, wait_s)
+        return self._store.tokens_behind(key)
+
+    def room(self, tier: str) -> None:
+        if self._writer is not None:
+            self._writer.room()
+
+    def flush(self, timeout_s: float) -> bool:
+        return self._writer.flush(timeout_s) if self._writer is not None else True
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader.close()
+
+    def _wait_for(self, key: str, wait_s: float) -> None:
+        if self._writer is not None:
+            name = short(bytes.fromhex(key)) if _is_hex(key) else key
+            self._writer.wait_for(lambda: not self._store.is_pending(name), wait_s)
+
+
+def _is_hex(text: str) -> bool:
+    try:
+        bytes.fromhex(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,198 @@
+"""Finding what a prompt can be restored from, and putting it into a sequence. Plans belong to their request."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from barrel_inference.engine.backend import Backend
+from barrel_inference.kvcache import lookup
+from barrel_inference.kvcache.layout import Layout
+from barrel_inference.kvcache.lookup import Found, Limit
+from barrel_inference.kvcache.policy import cold_resume, is_worth, whole_blocks
+from barrel_inference.kvcache.reader import Reader, Reading
+from barrel_inference.kvcache.record import CorruptError
+from barrel_inference.kvcache.store import Store
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 4  # each failed one gives up at least one bad object
+
+Touched = Callable[[str, tuple[str, ...]], None]
+
+
+@dataclass(eq=False)
+class StoredPlan:
+    """One way to get a prompt's prefix from the store; its reads have begun if there was memory for them."""
+
+    tokens: Sequence[int]
+    salt: str
+    limit: Limit
+    cold: bool
+    at_least: int
+    found: Found
+    tier: str | None = None  # the slowest one read
+    reading: Reading | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def length(self) -> int:
+        """Tokens that would be restored; 0 = miss. At most len(tokens) - 1."""
+        return self.found.length
+
+    @property
+    def first_mismatch(self) -> int | None:
+        return self.found.first_mismatch
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``restore`` would not wait for reads that have begun."""
+        return self.reading is None or self.reading.ready
+
+    def prefill_end(self, n_prompt: int) -> int:
+        """How far the rows equal a cold run's once the rest of the prompt has been prefilled alone."""
+        start, pure = self.found.length, self.found.prefill_end
+        if pure == start and cold_resume(start, n_prompt) == start:
+            return n_prompt
+        return min(pure, whole_blocks(start))
+
+    def take_reading(self) -> Reading | None:
+        with self.lock:
+            reading, self.reading = self.reading, None
+            return reading
+
+
+class Restorer:
+    """``find`` and ``release``: any thread. ``restore``: engine thread."""
+
+    def __init__(self, backend: Backend, store: Store, reader: Reader, layout: Layout, touched: Touched) -> None:
+        self._backend, self._store, self._reader, self._layout = backend, store, reader, layout
+        self._touched = touched
+        self.counters: defaultdict[str, float] = defaultdict(float)
+        self.prefill_s = 0.0  # per token, as the engine measured last; 0 = not known
+
+    def find(
+        self,
+        tokens: Sequence[int],
+        *,
+        salt: str,
+        cold: bool,
+        cuts: Collection[int] | None,
+        free_from: int,
+        at_least: int,
+    ) -> StoredPlan:
+        tokens = tuple(tokens)
+        plan = StoredPlan(
+            tokens, salt, _limit(len(tokens), cold, cuts, free_from), cold, at_least, _nothing(self._store)
+        )
+        self._locate(plan)
+        self.counters["lookups"] += 1
+        if plan.length:
+            plan.reading = self._reader.start(plan.found)
+            self._tell(plan.found)
+        else:
+            self.counters["misses"] += 1
+        return plan
+
+    def look(self, tokens: Sequence[int], salt: str) -> Found:
+        """What could be restored, whatever it costs; nothing is read."""
+        return lookup.find(self._store, tokens, salt=salt, limit=lambda at: at)
+
+    def release(self, plan: StoredPlan) -> None:
+        reading = plan.take_reading()
+        if reading is not None:
+            self._reader.finish(reading)
+
+    def restore(self, plan: StoredPlan, seq: int) -> int:
+        start = time.perf_counter()
+        for _ in range(ATTEMPTS):
+            if not plan.length:
+                break
+            try:
+                n = self._read_and_load(plan, seq)
+            except (CorruptError, OSError) as error:
+                logger.warning("an object of the KV store is lost: %s", error)
+                self._locate(plan)
+                continue
+            self._count(plan, n, time.perf_counter() - start)
+            return n
+        self._backend.seq_remove(seq, 0, -1)
+        return 0
+
+    def _read_and_load(self, plan: StoredPlan, seq: int) -> int:
+        reading = plan.take_reading() or self._reader.start(plan.found, wait=True)
+        if reading is None:
+            return 0
+        try:
+            return self._load(reading.wait(), plan.found, seq)
+        finally:
+            self._reader.finish(reading)
+
+    def _load(self, blob: memoryview, found: Found, seq: int) -> int:
+        self._backend.seq_remove(seq, 0, -1)
+        if self._backend.state_write(seq, blob, partial=False) and self._is_in_place(found.length, seq):
+            return found.length
+        logger.warning("llama.cpp refused a restored state of %d tokens", found.length)
+        self._backend.seq_remove(seq, 0, -1)  # a refused state may leave cells behind
+        return 0
+
+    def _is_in_place(self, n: int, seq: int) -> bool:
+        first, last = self._backend.seq_bounds(seq)
+        if last != n - 1:
+            return False
+        if self._layout.has_state:
+            return True
+        return first <= (max(0, n - self._layout.n_swa + 1) if self._layout.window else 0)
+
+    def _locate(self, plan: StoredPlan) -> None:
+        """The longest prefix whose reading costs less than computing it; slow tiers are left out when they do not."""
+        tiers = list(self._store.tiers)
+        plan.found, plan.tier = _nothing(self._store), None
+        while tiers:
+            found = lookup.find(self._store, plan.tokens, salt=plan.salt, limit=plan.limit, cold=plan.cold, tiers=tiers)
+            slowest = max((piece.tier for piece in found.pieces), key=tiers.index, default=None)
+            if slowest is None or found.length <= plan.at_least:
+                plan.found = _nothing(self._store, found.first_mismatch)
+                return
+            if is_worth(found.length, self.prefill_s, self._reader.expected_s(found)):
+                plan.found, plan.tier = found, slowest.name
+                return
+            self.counters["gated"] += 1
+            tiers.remove(slowest)
+
+    def _tell(self, found: Found) -> None:
+        keys: dict[str, list[str]] = {}
+        for piece in found.pieces:
+            keys.setdefault(piece.tier.name, []).append(piece.name.key)
+        for tier, names in keys.items():
+            self._touched(tier, tuple(names))
+
+    def _count(self, plan: StoredPlan, n: int, seconds: float) -> None:
+        if not n:
+            self.counters["restore_failed"] += 1
+            return
+        n_usable = plan.limit(len(plan.tokens) - 1)
+        self.counters["hits_exact" if n >= n_usable else "hits_partial"] += 1
+        self.counters["restore_s"] += seconds
+        self.counters["prefill_s_saved"] += max(0.0, n * self.prefill_s - seconds)
+        for tier, n_tokens in plan.found.by_tier().items():
+            self.counters[f"restored_tokens_{tier}"] += n_tokens
+        self._reader.touch(plan.found)
+
+
+def _nothing(store: Store, first_mismatch: int | None = None) -> Found:
+    return Found(store.namespace, (), b"", first_mismatch=first_mismatch)
+
+
+def _limit(n: int, cold: bool, cuts: Collection[int] | None, free_from: int) -> Limit:
+    if cold:
+        return lambda at: cold_resume(at, n)
+    if cuts is None:
+        return lambda at: at
+    allowed = sorted({0, *cuts})
+    return lambda at: at if at >= free_from else allowed[bisect_right(allowed, at) - 1]

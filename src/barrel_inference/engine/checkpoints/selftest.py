@@ -1,0 +1,85 @@
+"""Whether saving and restoring is exact for this model and this build: tried once, the verdict kept beside ns.json.
+
+A short sequence is computed, saved through the same slicing and assembly that the store uses, restored, and continued;
+the logits must equal those of the unbroken run bit for bit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from barrel_inference.engine.backend import Backend, DecodeStatus, Slice
+from barrel_inference.errors import BarrelError, CacheError
+from barrel_inference.kvcache.layout import Assembly, Layout, join
+from barrel_inference.kvcache.namespace import write_atomically
+
+HEAD = 96  # a block and a half: what a block and a tail hold
+CONTINUED = 8
+SEQ = 0
+
+
+def remembered_verdict(backend: Backend, layout: Layout, folder: Path) -> str:
+    """ "exact", or why the cache must stay off. A verdict is never older than its namespace, which names the build."""
+    path = folder / "selftest.json"
+    try:
+        return str(msgspec.json.decode(path.read_bytes())["verdict"])
+    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        verdict = run(backend, layout)
+        write_atomically(path, msgspec.json.encode({"verdict": verdict}))
+        return verdict
+
+
+def run(backend: Backend, layout: Layout) -> str:
+    """Engine thread; uses sequence 0, which must be empty and is left so."""
+    head = min(HEAD, backend.info.n_ctx // 2)
+    tokens = tuple(3 + (7 * i) % max(1, backend.info.n_vocab - 3) for i in range(head + CONTINUED))
+    tokens = tuple(token % backend.info.n_vocab for token in tokens)
+    try:
+        _decode(backend, tokens[:head], 0)
+        payload = _save(backend, layout, head)
+        unbroken = _decode(backend, tokens[head:], head)
+        backend.seq_remove(SEQ, 0, -1)
+        if not backend.state_write(SEQ, memoryview(payload), partial=False):
+            return "self-test: llama.cpp refuses a restored state"
+        restored = _decode(backend, tokens[head:], head)
+    except BarrelError as error:
+        return f"self-test: {error}"
+    finally:
+        backend.seq_remove(SEQ, 0, -1)
+    if not np.array_equal(unbroken, restored):
+        return f"self-test: logits after a restore differ by up to {np.abs(unbroken - restored).max():.3g}"
+    return "exact"
+
+
+def _decode(backend: Backend, tokens: tuple[int, ...], start: int) -> NDArray[np.float32]:
+    status = backend.decode([Slice(SEQ, start, tokens, want_logits=True)], None)
+    if status is not DecodeStatus.OK:
+        raise CacheError(f"decoding gave {status.value}")
+    return backend.logits(0).copy()
+
+
+def _save(backend: Backend, layout: Layout, n: int) -> bytearray:
+    """The state of the first ``n`` tokens, cut into two parts and put together again."""
+    size = backend.state_size(SEQ, partial=False)
+    blob = memoryview(bytearray(size))
+    parsed = layout.parse(blob[: backend.state_read(SEQ, blob, partial=False)])
+    window_first = parsed.window.span()[0] if parsed.window else 0
+    state = parsed.state if parsed.state is not None else memoryview(b"")
+    assembly = Assembly(layout, n, window_first, len(state))
+    again = bytearray(assembly.size)
+    view = memoryview(again)
+    assembly.write_headers(view)
+    for cells, target in ((parsed.base, assembly.base), (parsed.window, assembly.window)):
+        if cells is None or target is None:
+            continue
+        first, last = cells.span()
+        middle = (first + last) // 2
+        for start, stop in ((first, middle), (middle, last)):
+            if stop > start:
+                target.put(view, memoryview(join(cells.rows(start, stop))), (start, stop), start, stop)
+    assembly.state(view)[:] = state
+    return again
