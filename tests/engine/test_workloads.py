@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def solo(kind: int, n: int, temperature: float) -> tuple[int, ...]:
 @pytest.mark.parametrize("seed", range(40))
 def test_every_request_ends_once_with_the_text_it_has_alone(seed: int) -> None:
     rng = random.Random(seed)
-    memory = rng.choice([{}, {}, {"is_recurrent": True}, {"n_swa": 100}])
+    memory: dict[str, Any] = rng.choice([{}, {}, {"is_recurrent": True}, {"n_swa": 100}])
     bench = Bench(
         store=rng.random() < 0.5,
         n_seq_max=rng.choice([1, 2, 3, 8]),

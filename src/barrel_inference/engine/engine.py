@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol, TypeVar
@@ -94,7 +94,7 @@ class Engine:
         self._costs = Costs()
         self._n_steps = 0
         self._drain_until: float | None = None
-        self._counters: Counter[str] = Counter()
+        self._counters: defaultdict[str, float] = defaultdict(float)
         self._snapshot = Snapshot(info.n_seq_max)
 
     # ---- any thread
@@ -122,7 +122,7 @@ class Engine:
         return self._snapshot
 
     def counters(self) -> dict[str, float]:
-        """Cumulative; names as in docs."""
+        """Cumulative: requests (also by kind of hit and finish reason), tokens, steps, seconds, replays."""
         return dict(self._counters)
 
     # ---- engine thread
@@ -202,7 +202,7 @@ class Engine:
         self._snapshot = self._snapshot._replace(last_cache=generation.cache)
         self._counters["prompt_tokens"] += generation.n_prompt
         self._counters["restored_tokens"] += generation.cache.restored_tokens
-        self._counters[f"hits_{generation.cache.kind}"] += 1
+        self._counters[f"requests_{generation.cache.kind}"] += 1
         self._sink.started(
             generation.request.id, generation.prompt, generation.start or 0, generation.seed, generation.cache
         )
@@ -248,8 +248,8 @@ class Engine:
         counters["batch_sequences"] += len(batch)
         counters["prefilled_tokens"] += n_prefill
         counters["decoded_tokens"] += n_decode
-        counters["prefill_us"] += round(prefill_s * 1e6)
-        counters["decode_us"] += round((elapsed_s - prefill_s) * 1e6)
+        counters["prefill_s"] += prefill_s
+        counters["decode_s"] += elapsed_s - prefill_s
 
     # ---- sample
 
@@ -278,7 +278,7 @@ class Engine:
             chunk = generation.sample(self._backend.logits(index), self._clock())
         except Exception as error:
             log.exception("sampling failed for request %s", generation.request.id)
-            self._fail(generation, InvalidRequestError.wrap(error))
+            self._fail(generation, BarrelError.wrap(error))
             return
         if generation.finish_reason:
             self._finish(generation, chunk, "finish")
