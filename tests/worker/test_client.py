@@ -1,0 +1,123 @@
+"""What is in flight outlives its worker: nothing is said twice, nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from barrel_inference.errors import KVFullError, WorkerDiedError
+from barrel_inference.types import CacheReport, Chunk, Completion, Request, Resume, Sampling, Timings, TokenLogprob
+from barrel_inference.worker.client import Flight, PendingCall
+from barrel_inference.worker.messages import Call, Output, Reply, Started
+
+REQUEST = Request(id="r", prompt="hello", sampling=Sampling(seed=1))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 10.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def flight(clock: Clock | None = None) -> Flight:
+    return Flight(REQUEST, clock or Clock())
+
+
+def token(number: int) -> Output:
+    logprob = TokenLogprob(token=number, text=str(number), logprob=-1.0)
+    return Output("r", Chunk(text=str(number), tokens=(number,), logprobs=(logprob,)))
+
+
+STARTED = Started("r", (7, 8, 9), 2, 1, CacheReport())
+
+
+def test_before_it_starts_it_is_submitted_as_it_was() -> None:
+    one = flight()
+    assert one.message().request == REQUEST
+    assert one.survive("x")
+    assert one.message().request == REQUEST
+
+
+def test_afterwards_it_continues_behind_what_was_delivered_with_its_first_start() -> None:
+    one = flight()
+    one.start(STARTED)
+    one.output(token(1))
+    one.output(token(2))
+    assert one.survive("killed")
+    assert one.message().request.resume == Resume(prompt_tokens=(7, 8, 9), emitted=(1, 2), start=2)
+    one.start(Started("r", (7, 8, 9), 0, 1, CacheReport(kind="partial")))
+    one.output(token(3))
+    assert one.message().request.resume == Resume(prompt_tokens=(7, 8, 9), emitted=(1, 2, 3), start=2)
+
+
+async def test_the_completion_covers_all_lives() -> None:
+    clock = Clock()
+    one = flight(clock)
+    one.start(STARTED)
+    clock.now = 11.0
+    one.output(token(1))
+    one.survive("killed")
+    clock.now = 15.0
+    one.output(token(2))
+    done = Completion(text="12", tokens=(1, 2), finish_reason="length", timings=Timings(prefill_s=0.5, total_s=1.0))
+    one.output(Output("r", Chunk(completion=done)))
+    assert [(await one.next()).text for _ in range(2)] == ["1", "2"]
+    completion = (await one.next()).completion
+    assert completion is not None
+    assert completion.timings == Timings(prefill_s=0.5, first_token_s=1.0, total_s=5.0)
+    assert [each.token for each in completion.logprobs] == [1, 2]
+    assert completion.resumed == 1
+    assert one.done
+
+
+async def test_the_second_death_of_a_running_request_is_its_error() -> None:
+    one = flight()
+    one.start(STARTED)
+    assert one.survive("killed by signal 9")
+    assert not one.survive("killed by signal 6")
+    with pytest.raises(WorkerDiedError, match=r"died 2 times during this request \(killed by signal 6"):
+        await one.next()
+
+
+async def test_a_waiting_request_outlives_one_death_more() -> None:
+    one = flight()
+    assert one.survive("a") and one.survive("b")
+    assert not one.survive("c")
+    with pytest.raises(WorkerDiedError):
+        await one.next()
+
+
+async def test_a_cancelled_request_ends_with_its_worker() -> None:
+    one = flight()
+    one.start(STARTED)
+    one.output(token(1))
+    one.cancelled = True
+    assert not one.survive("killed")
+    assert (await one.next()).text == "1"
+    completion = (await one.next()).completion
+    assert completion is not None
+    assert (completion.text, completion.tokens, completion.finish_reason) == ("1", (1,), "cancelled")
+
+
+async def test_an_error_ends_it_and_nothing_follows() -> None:
+    one = flight()
+    one.output(Output("r", error=KVFullError("no room", n=1).to_dict()))
+    one.output(token(1))
+    one.fail(WorkerDiedError("late"))
+    with pytest.raises(KVFullError, match="no room"):
+        await one.next()
+
+
+async def test_a_call_is_asked_again_once() -> None:
+    call = PendingCall(Call(1, "op", {}))
+    assert call.survive("a")
+    assert call.message() == Call(1, "op", {})
+    call.reply(Reply(1, 5))
+    assert await call.answer == 5
+    call.reply(Reply(1, 6))
+    dying = PendingCall(Call(2, "op", {}))
+    dying.survive("a")
+    assert not dying.survive("b")
+    with pytest.raises(WorkerDiedError, match="during 'op'"):
+        await dying.answer
