@@ -17,7 +17,7 @@ TILED_ROWS = 64  # from so many rows on, attention on the CPU takes another path
 HALF_LIFE_S = 3600.0
 MAX_HITS = 8
 
-Node = tuple[str, str]  # namespace, key
+Node = str  # a key as in file names: it contains its namespace
 
 
 # ---- save gates
@@ -140,6 +140,7 @@ def score(cost_s: float, idle_s: float, hits: float, n_bytes: int) -> float:
 class _Entry:
     """All objects of one key: a block goes together with its window."""
 
+    namespace: str
     node: Node
     parent: Node
     objects: list[Stored] = field(default_factory=list)
@@ -161,24 +162,25 @@ def victims(
     protected: Collection[Node] = (),
     floors: Mapping[str, int] | None = None,
 ) -> Iterator[Stored]:
-    """Objects to remove, in order, until ``need_bytes`` are freed: leaves first, cheapest first, pinned last,
-    protected never, and no namespace below its floor (bytes)."""
+    """Objects to remove, in order, until ``need_bytes`` are freed: leaves first, cheapest first; what waiting requests
+    need only after all else, pinned ones last; no namespace below its floor (bytes)."""
     entries = _tree(stored)
     held: dict[str, int] = {}
     for entry in entries.values():
-        held[entry.node[0]] = held.get(entry.node[0], 0) + entry.n_bytes
+        held[entry.namespace] = held.get(entry.namespace, 0) + entry.n_bytes
 
-    def rank(entry: _Entry) -> tuple[bool, float, Node]:
+    def rank(entry: _Entry) -> tuple[int, float, Node]:
         cost = max(cost_s(one) for one in entry.objects)
         idle = now - max(one.used_at for one in entry.objects)
-        return entry.node in pinned, score(cost, idle, hits.get(entry.node, 0.0), entry.n_bytes), entry.node
+        keep = (entry.node in protected) + 2 * (entry.node in pinned)
+        return keep, score(cost, idle, hits.get(entry.node, 0.0), entry.n_bytes), entry.node
 
     leaves = [rank(entry) for entry in entries.values() if not entry.children]
     heapq.heapify(leaves)
     while leaves and need_bytes > 0:
         entry = entries[heapq.heappop(leaves)[2]]
-        namespace = entry.node[0]
-        if entry.node in protected or held[namespace] - entry.n_bytes < (floors or {}).get(namespace, 0):
+        namespace = entry.namespace
+        if held[namespace] - entry.n_bytes < (floors or {}).get(namespace, 0):
             continue
         yield from entry.objects
         need_bytes -= entry.n_bytes
@@ -193,8 +195,8 @@ def victims(
 def _tree(stored: Iterable[Stored]) -> dict[Node, _Entry]:
     entries: dict[Node, _Entry] = {}
     for one in stored:
-        node, parent = (one.namespace, one.name.key), (one.namespace, one.name.parent)
-        entries.setdefault(node, _Entry(node, parent)).objects.append(one)
+        node, parent = one.name.key, one.name.parent
+        entries.setdefault(node, _Entry(one.namespace, node, parent)).objects.append(one)
     for entry in entries.values():
         if entry.parent in entries:
             entries[entry.parent].children += 1

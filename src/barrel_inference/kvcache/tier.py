@@ -186,6 +186,30 @@ class Tier:
             except OSError:
                 continue
 
+    # ---- pins
+
+    def pin(self, keys: Sequence[str]) -> None:
+        """Keep these (names' keys, head first) longer than anything else. The last one names the pin."""
+        if keys:
+            (self.root / "pins" / keys[-1]).write_text("\n".join(keys))
+
+    def unpin(self, keys: Sequence[str]) -> bool:
+        """Whether there was such a pin."""
+        try:
+            (self.root / "pins" / keys[-1]).unlink()
+        except (OSError, IndexError):
+            return False
+        return True
+
+    def pinned(self) -> frozenset[str]:
+        keys: set[str] = set()
+        for pin in (self.root / "pins").iterdir():
+            try:
+                keys.update(pin.read_text().split())
+            except OSError:
+                continue
+        return frozenset(keys)
+
     # ---- listings
 
     def namespaces(self) -> list[str]:

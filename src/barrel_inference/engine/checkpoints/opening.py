@@ -37,9 +37,9 @@ def open_checkpoints(
 ) -> Checkpoints:
     """Learn the state layout (it decodes a few tokens), name the namespace, open the tiers, test once.
 
-    What the cache cannot do for this model switches it off, and ``verdict`` says why. Raises TierUnusableError when
-    the save tier is not writable, ConfigError for a wrong policy. ``need_room(tier, bytes)`` and ``touched(tier, keys)``
-    are called from other threads.
+    What the cache cannot do for this model switches it off, and ``verdict`` says why. Raises TierUnusableError
+    when the save tier is not writable, ConfigError for a wrong policy. ``need_room(tier, bytes)`` and
+    ``touched(tier, keys)`` are called from other threads.
     """
     policy.check(options.policy)
     info = backend.info
