@@ -1,0 +1,122 @@
+"""A model's chat template: conversations to prompt text. Pure; a Template is immutable and may be used from any thread.
+
+Template(source, bos_token=…, eos_token=…).render([{"role": "user", "content": "Hello"}]).text
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jinja2
+import jinja2.meta
+
+from barrel_inference.chat.environment import DEFAULT_LIMITS, ChatEnvironment, Limits, render
+from barrel_inference.chat.fallbacks import TEMPLATES
+from barrel_inference.errors import InvalidRequestError, TemplateError
+
+Messages = Sequence[Mapping[str, Any]]
+
+MAX_BOUNDARIES = 8  # each one costs a rendering
+_CUT = "\ue000\ue001\ue000"  # private-use characters: no template strips, escapes or writes them
+
+
+class Rendered(NamedTuple):
+    """``boundaries``: character offsets at which messages end, ascending; of long conversations only the first and the
+    last ones."""
+
+    text: str
+    boundaries: tuple[int, ...] = ()
+
+
+class Template:
+    """``source`` is Jinja text, or the name of a built-in template (``fallbacks.TEMPLATES``). ``name`` says which one
+    it is: a built-in's name, or "model". Raises TemplateError when it does not compile."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        limits: Limits = DEFAULT_LIMITS,
+        now: Callable[[], datetime] = datetime.now,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = source if source in TEMPLATES else "model"
+        self.source = TEMPLATES.get(source, source)
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": eos_token, "unk_token": ""}
+        self._limits = limits
+        self._clock = clock
+        self._environment = ChatEnvironment(now)
+        try:
+            self._compiled = self._environment.from_string(self.source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise TemplateError(f"the chat template does not compile: {error}") from error
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads: which keywords it understands."""
+        return frozenset(jinja2.meta.find_undeclared_variables(self._environment.parse(self.source)))
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> Rendered:
+        """The prompt. Other keywords go to the template (enable_thinking, reasoning_effort, …).
+
+        ``continue_final_message``: the prompt ends inside the last message, which the model continues.
+        """
+        if not messages:
+            raise InvalidRequestError("a conversation needs at least one message")
+        values = {"tools": tools, "documents": documents, **kwargs}
+        if continue_final_message:
+            text = self._open_ended(messages, values)
+        else:
+            text = self._text(messages, values, add_generation_prompt=add_generation_prompt)
+        return Rendered(text, self._boundaries(text, messages, values))
+
+    def _text(self, messages: Messages, values: Mapping[str, Any], *, add_generation_prompt: bool = False) -> str:
+        context = {
+            **self._tokens,
+            **copy.deepcopy(dict(values)),  # a template may change what it gets
+            "messages": copy.deepcopy(list(messages)),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return render(self._compiled, context, self._limits, self._clock)
+
+    def _open_ended(self, messages: Messages, values: Mapping[str, Any]) -> str:
+        last = messages[-1]
+        content = last.get("content")
+        if not isinstance(content, str):
+            raise InvalidRequestError("only a message with text content can be continued")
+        text = self._text([*messages[:-1], {**last, "content": content + _CUT}], values)
+        head, cut, _ = text.rpartition(_CUT)
+        if not cut:
+            raise TemplateError("the chat template leaves out the message that is to be continued")
+        return head.replace(_CUT, "")
+
+    def _boundaries(self, text: str, messages: Messages, values: Mapping[str, Any]) -> tuple[int, ...]:
+        counts = range(1, len(messages) + 1)
+        if len(counts) > MAX_BOUNDARIES:
+            counts = [1, *counts[1 - MAX_BOUNDARIES :]]  # type: ignore[assignment]
+        ends = (self._end(text, messages[:count], values) for count in counts)
+        return tuple(sorted({end for end in ends if end}))
+
+    def _end(self, text: str, head: Messages, values: Mapping[str, Any]) -> int:
+        """Where ``head`` ends in ``text``; 0 when it is no prefix of it, or the template refuses it alone."""
+        try:
+            prefix = self._text(head, values)
+        except TemplateError:
+            return 0
+        return len(prefix) if text.startswith(prefix) else 0
