@@ -181,7 +181,8 @@ class Engine:
         """How long nothing can happen by itself."""
         if self._admission.is_reading:
             return READ_POLL_S
-        times = [g.deadline for g in self._generations() if g.deadline is not None]
+        deadlines = [self._drain_until, *(g.deadline for g in self._generations())]
+        times = [at for at in deadlines if at is not None]
         return max(0.0, min(times) - self._clock()) if times else None
 
     def _admit(self) -> None:

@@ -314,3 +314,12 @@ def test_idle_sessions_never_keep_a_request_waiting() -> None:
     bench.complete(tokens(100, seed=2), max_tokens=5, session="t")
     assert bench.complete(tokens(100, seed=3), max_tokens=5).finish_reason == "length"
     assert bench.complete(tokens(100, seed=2), max_tokens=5, session="t").cache.kind == "live"
+
+
+def test_what_was_not_saved_gets_another_chance_when_its_sequence_is_recycled() -> None:
+    bench = Bench(n_seq_max=1, store=True)
+    bench.complete(HEAD, max_tokens=5)
+    bench.store.saved.clear()  # dropped by a writer that was too busy
+    bench.complete(tokens(50, seed=2), max_tokens=5)
+    assert bench.store.plans["evict"] == 1
+    assert bench.complete(HEAD, max_tokens=5).cache.kind == "exact"

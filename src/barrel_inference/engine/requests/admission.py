@@ -57,7 +57,7 @@ class Admission:
         """To the head of the queue, for a replay; their sequences are gone."""
         back = list(generations)
         for generation in back:
-            generation.sequence = generation.awaits = None
+            generation.awaits = None
             generation.is_stale = True
             generation.replays += 1
         self.waiting[:0] = back

@@ -91,6 +91,9 @@ class Prefix:
         return self._report(generation, length, "live" if length else None, mismatch)
 
     def empty(self, sequence: Sequence) -> None:
+        """Give up an idle sequence; what could not be saved when it finished gets another chance."""
+        if sequence.writes and sequence.saved < len(sequence.tokens):
+            self._store.finish(sequence, "evict")
         if sequence.tokens:
             self._backend.seq_remove(sequence.seq, 0, -1)
         sequence.clear()

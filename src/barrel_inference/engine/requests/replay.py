@@ -67,7 +67,9 @@ class Replay:
             if status is DecodeStatus.NO_ROOM and sequence.tokens:
                 self._backend.seq_remove(sequence.seq, 0, -1)
             sequence.clear()
-            sequence.generation = None
+            if generation := sequence.generation:
+                generation.sequence = None
+                sequence.generation = None
 
     def _error(self, status: DecodeStatus) -> RequestError:
         if status is DecodeStatus.NO_ROOM:
