@@ -212,13 +212,13 @@ def _format(pattern: str, *args: Any, **kwargs: Any) -> str:
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     margin = " " * min(width, 64) if isinstance(width, int) else width
     _budget.get().size(len(margin) * text.count("\n"))
-    return do_indent(text, margin, first, blank)
+    return str(do_indent(text, margin, first, blank))
 
 
-def _replace(text: Any, old: str, new: str, count: int = -1) -> str:
-    text, old, new = str(text), str(old), str(new)
-    _budget.get().size(len(text) + text.count(old) * len(new))
-    return text.replace(old, new, count)
+def _replace(value: Any, old: str, new: str, count: int = -1) -> str:
+    text = str(value)
+    _budget.get().size(len(text) + text.count(str(old)) * len(str(new)))
+    return text.replace(str(old), str(new), count)
 
 
 def _raise_exception(message: str) -> NoReturn:
