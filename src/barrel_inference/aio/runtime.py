@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,10 +25,11 @@ from barrel_inference.aio.tiers import Tiers, tier_info
 from barrel_inference.config import LoadArguments, RuntimeConfig, TierSpec
 from barrel_inference.errors import AlreadyLoadedError, ConfigError, NotLoadedError
 from barrel_inference.fingerprint import Fingerprints
+from barrel_inference.kvcache.admin import pressure
 from barrel_inference.options import build, nearest
 from barrel_inference.types import Completion, ModelInfo, TierInfo, TierKind
 from barrel_inference.worker.memory import MemoryReader, PsutilMemory
-from barrel_inference.worker.messages import NeedRoom, Progress, Touched
+from barrel_inference.worker.messages import NeedRoom, Progress, Room, Touched
 from barrel_inference.worker.supervisor import Supervisor
 
 MAX_ID_LENGTH = 200
@@ -39,7 +41,11 @@ OnProgress = Callable[[str, float], None]
 
 class AsyncRuntime:
     """``async with AsyncRuntime(config) as runtime`` starts the tiers of the configuration and closes everything at
-    the end. ``worker_command`` and ``memory`` are seams for tests."""
+    the end.
+
+    ``memory_pressure`` (a callable that gives the used fraction) takes the place of the configured source;
+    ``worker_command`` and ``memory`` are seams for tests.
+    """
 
     def __init__(
         self,
@@ -47,11 +53,12 @@ class AsyncRuntime:
         *,
         worker_command: Sequence[str] | None = None,
         memory: MemoryReader | None = None,
+        memory_pressure: pressure.Source | None = None,
     ) -> None:
         self.config = RuntimeConfig() if config is None else config
         self._worker_command = worker_command
         self._memory = PsutilMemory() if memory is None else memory
-        self._tiers = Tiers(self.config, self._memory)
+        self._tiers = Tiers(self.config, self._memory, on_room=self._on_room, memory_pressure=memory_pressure)
         cache_dir = self.config.cache_dir or platformdirs.user_cache_dir("barrel_inference")
         self._fingerprints = Fingerprints(Path(cache_dir) / "fingerprints.json")
         self._models: dict[str, AsyncModel | None] = {}  # None: being loaded
@@ -60,6 +67,7 @@ class AsyncRuntime:
         self._closed = False
 
     async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         for spec in self.config.tiers:
             self._tiers.start(spec)
 
@@ -182,5 +190,16 @@ class AsyncRuntime:
             case Progress(stage, fraction):
                 if on_progress is not None:
                     on_progress(stage, fraction)
-            case NeedRoom() | Touched():
-                pass
+            case NeedRoom(tier, n_bytes):
+                self._tiers.janitor.need_room(tier, n_bytes)
+            case Touched(tier, keys):
+                self._tiers.janitor.touched(tier, keys)
+
+    def _on_room(self, tier: str) -> None:
+        """Janitor's thread."""
+        with suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(self._tell_workers, Room(tier))
+
+    def _tell_workers(self, message: Room) -> None:
+        for supervisor in self._supervisors.values():
+            supervisor.send(message)

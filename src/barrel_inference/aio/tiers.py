@@ -4,7 +4,7 @@ is made at the first load and removed at the end.
     <tmpfs>/barrel-inference-<uid>/<pid>-<random>/        the automatic tier
     <tmpfs>/barrel-inference-<uid>/<pid>-<random>.lock    flocked while its runtime lives: unlocked ones are swept
 
-Owned by the runtime's event loop.
+Owned by the runtime's event loop; the janitor that keeps them under their quotas has a thread of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from barrel_inference.config import RuntimeConfig, TierSpec
 from barrel_inference.errors import ConfigError, TierMismatchError, TierUnknownError, TierUnusableError
+from barrel_inference.kvcache.admin import pressure
+from barrel_inference.kvcache.admin.janitor import Janitor, Limits
 from barrel_inference.kvcache.tier import Tier
 from barrel_inference.options import nearest
 from barrel_inference.types import TierInfo, TierKind
@@ -34,18 +37,39 @@ _log = logging.getLogger(__name__)
 
 
 class Tiers:
-    def __init__(self, config: RuntimeConfig, memory: MemoryReader) -> None:
+    """``on_room(tier)`` is called from the janitor's thread when it has dealt with a full tier."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        memory: MemoryReader,
+        *,
+        on_room: Callable[[str], None] = lambda tier: None,
+        memory_pressure: pressure.Source | None = None,
+    ) -> None:
         self._config = config
         self._memory = memory
         self._started: dict[str, Tier] = {}
         self._private: PrivateDirectory | None = None
+        limits = Limits(
+            interval_s=config.janitor_interval_s, pressure_high=config.pressure_high, pressure_low=config.pressure_low
+        )
+        source = pressure.source(memory_pressure or config.pressure)
+        self.janitor = Janitor(limits, on_room=on_room, memory=source)
 
     def start(self, spec: TierSpec) -> Tier:
         """Open a named tier. Raises ConfigError (name in use, quota) or TierUnusableError."""
         if spec.name in self._started or spec.name == AUTOMATIC:
             raise ConfigError(f"tier {spec.name!r} is started already", option="name", value=spec.name)
-        self._started[spec.name] = Tier(spec)
-        return self._started[spec.name]
+        return self._add(spec)
+
+    def _add(self, spec: TierSpec) -> Tier:
+        tier = Tier(spec)
+        if not self._started:
+            self.janitor.start()
+        self._started[spec.name] = tier
+        self.janitor.add_tier(tier)
+        return tier
 
     def resolve(self, kind: TierKind, name: str | None) -> TierSpec:
         """The tier that ``tier=kind, tier_srv=name`` means, checked to be writable now. Raises a TierError."""
@@ -83,7 +107,7 @@ class Tiers:
                 path=str(self._private.path),
                 quota_bytes=self._ram_quota(self._private.path),
             )
-            self._started[AUTOMATIC] = Tier(spec)
+            self._add(spec)
         return self._started[AUTOMATIC]
 
     def all(self) -> list[Tier]:
@@ -94,6 +118,7 @@ class Tiers:
         return tuple(tier.spec for tier in self.all())
 
     def close(self) -> None:
+        self.janitor.stop()
         self._started.clear()
         if self._private is not None:
             self._private.remove()

@@ -1,0 +1,255 @@
+"""The blocking API against real workers with the stub backend, and what a program around it may be: a script without a
+main guard, threads, a running event loop, a forked child."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import barrel_inference as bi
+from barrel_inference.errors import (
+    AlreadyLoadedError,
+    ConfigError,
+    InvalidRequestError,
+    ModelFileError,
+    NotLoadedError,
+    TierUnknownError,
+    UnsupportedError,
+)
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[bi.Runtime]:
+    with bi.Runtime() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def model(runtime: bi.Runtime) -> bi.Model:
+    return runtime.load_model("stub", backend="stub", context_opts={"n_seq_max": 4})
+
+
+def run_script(body: str, timeout_s: float = 60.0) -> str:
+    """Run a program; fails when it fails."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(body)], capture_output=True, text=True, timeout=timeout_s
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_complete_and_stream_agree(model: bi.Model) -> None:
+    done = model.complete("Once upon a time", max_tokens=16, seed=1)
+    chunks = list(model.stream("Once upon a time", max_tokens=16, seed=1))
+    assert "".join(chunk.text for chunk in chunks) == done.text
+    assert chunks[-1].completion is not None
+    assert chunks[-1].completion.tokens == done.tokens
+    assert len(done.tokens) == done.usage.completion_tokens <= 16
+    assert done.seed == 1
+
+
+def test_a_model_is_found_by_its_id(runtime: bi.Runtime, model: bi.Model) -> None:
+    assert runtime.model("stub").complete("x", max_tokens=3, seed=1) is not None
+    assert [info.id for info in runtime.models()] == ["stub"]
+    assert runtime.model("stub").info().phase == "ready"
+    with pytest.raises(NotLoadedError, match="'stbu' is not loaded; did you mean 'stub'"):
+        runtime.model("stbu")
+
+
+def test_loading_twice_and_unloading_twice(runtime: bi.Runtime, model: bi.Model) -> None:
+    with pytest.raises(AlreadyLoadedError):
+        runtime.load_model("stub", backend="stub")
+    first, second = runtime.load_model(backend="stub"), runtime.load_model(backend="stub")
+    assert first.id != second.id and first.id.startswith("barrel_inference_model_")
+    first.unload()
+    second.unload()
+    for use in (first.unload, lambda: first.complete("x")):
+        with pytest.raises(NotLoadedError):
+            use()
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 300, "new\nline"])
+def test_an_id_is_printable_and_short(runtime: bi.Runtime, bad: str) -> None:
+    with pytest.raises(ConfigError):
+        runtime.load_model(bad, backend="stub")
+
+
+def test_wrong_options_fail_before_any_process_starts(runtime: bi.Runtime, tmp_path: Path) -> None:
+    children = psutil.Process().children()
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "text.gguf").write_text("no model" * 100)
+    cases: list[tuple[dict[str, object], type[Exception]]] = [
+        ({"backend": "nonsense"}, ConfigError),
+        ({"backend": "llama"}, ConfigError),
+        ({"backend": "stub", "context_opts": {"n_ctx": -1}}, ConfigError),
+        ({"backend": "stub", "context_opts": {"n_batch": 8, "n_ubatch": 9}}, ConfigError),
+        ({"backend": "stub", "context_opts": {"type_v": "q8_0", "flash_attn": False}}, ConfigError),
+        ({"backend": "stub", "context_size": 4096, "context_opts": {"n_ctx": 2048}}, ConfigError),
+        ({"backend": "stub", "policy": {"boundary_align_tokens": 100}}, ConfigError),
+        ({"backend": "stub", "fingerprint": "abc"}, ConfigError),
+        ({"backend": "stub", "fingerprint_mode": "fast_unsafe"}, ConfigError),
+        ({"backend": "stub", "tier": "disk", "tier_srv": "none"}, TierUnknownError),
+        ({"model_path": tmp_path / "absent.gguf"}, ModelFileError),
+        ({"model_path": tmp_path}, ModelFileError),
+        ({"model_path": tmp_path / "empty.gguf"}, ModelFileError),
+        ({"model_path": tmp_path / "text.gguf"}, ModelFileError),
+        ({"model_path": "a\0b"}, ModelFileError),
+        ({"model_path": "a\ud800b"}, ConfigError),
+    ]
+    for options, error in cases:
+        with pytest.raises(error):
+            runtime.load_model("bad", **options)
+    assert psutil.Process().children() == children
+    with pytest.raises(NotLoadedError):
+        runtime.model("bad")
+
+
+@pytest.mark.parametrize("prompt", ["", [], [10**6], "a\ud800"])
+def test_bad_prompts_are_one_typed_error_each(model: bi.Model, prompt: str | list[int]) -> None:
+    with pytest.raises(InvalidRequestError):
+        model.complete(prompt, max_tokens=1)
+
+
+def test_nul_bytes_are_text(model: bi.Model) -> None:
+    assert model.complete("a\0b", max_tokens=2).usage.prompt_tokens > 0
+
+
+def test_tokens_and_text(model: bi.Model) -> None:
+    tokens = model.tokenize("hello world", add_special=False)
+    assert model.detokenize(tokens) == "hello world"
+    with pytest.raises(InvalidRequestError, match="not in the vocabulary"):
+        model.detokenize([10**6])
+
+
+def test_what_a_model_cannot_do_is_unsupported(model: bi.Model) -> None:
+    with pytest.raises(UnsupportedError):
+        model.embed("x")
+
+
+def test_n_completions_of_one_prompt(model: bi.Model) -> None:
+    done = model.complete("Once upon a time", max_tokens=8, n=3, seed=1)
+    assert [done.index, *(other.index for other in done.others)] == [0, 1, 2]
+    alone = model.complete("Once upon a time", max_tokens=8, seed=1)
+    assert done.tokens == alone.tokens
+    indices = {chunk.index for chunk in model.stream("Once", max_tokens=4, n=2)}
+    assert indices == {0, 1}
+
+
+def test_closing_or_dropping_a_stream_frees_its_sequence(runtime: bi.Runtime) -> None:
+    one = runtime.load_model(backend="stub", stub={"delay_ms": 5}, context_opts={"n_ctx": 100_000})
+    with one.stream("x", max_tokens=50_000, ignore_eos=True) as chunks:
+        next(chunks)
+    assert one.complete("y", max_tokens=1, on_full="queue", timeout_s=20).finish_reason == "length"
+    next(one.stream("x", max_tokens=50_000, ignore_eos=True))
+    assert one.complete("y", max_tokens=1, timeout_s=20).finish_reason == "length"
+    stream = one.stream("x", max_tokens=50_000, ignore_eos=True)
+    next(stream)
+    stream.cancel()
+    assert stream.result().finish_reason == "cancelled"
+    one.unload()
+
+
+def test_many_threads_use_one_model(model: bi.Model) -> None:
+    alone = [model.complete(f"prompt {i}", max_tokens=12, seed=i, cache="off").text for i in range(8)]
+    texts: list[str] = [""] * 8
+
+    def work(index: int) -> None:
+        texts[index] = model.complete(f"prompt {index}", max_tokens=12, seed=index, cache="off").text
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == alone
+
+
+async def test_it_works_inside_a_running_event_loop(model: bi.Model) -> None:
+    assert model.complete("x", max_tokens=2).text == (await asyncio.to_thread(model.complete, "x", max_tokens=2)).text
+
+
+def test_a_script_without_a_main_guard_ends_cleanly() -> None:
+    output = run_script(
+        """
+        import barrel_inference as bi
+        model = bi.load_model("tiny", backend="stub")
+        print(bi.complete("tiny", "hello", max_tokens=3).finish_reason)
+        for chunk in bi.stream("tiny", "hello", max_tokens=3): pass
+        print([info.id for info in bi.models()])
+        print(model.info().worker_pid)
+        """
+    )
+    first, ids, pid = output.splitlines()
+    assert (first, ids) == ("length", "['tiny']")
+    assert not psutil.pid_exists(int(pid))
+
+
+def test_a_script_may_end_in_the_middle_of_a_stream_or_by_an_error() -> None:
+    output = run_script(
+        """
+        import barrel_inference as bi, sys
+        model = bi.load_model(backend="stub", stub={"delay_ms": 5}, context_opts={"n_ctx": 100_000})
+        stream = model.stream("hello", max_tokens=50_000, ignore_eos=True)
+        next(stream)
+        print(model.info().worker_pid)
+        sys.exit(0)
+        """
+    )
+    assert not psutil.pid_exists(int(output))
+
+
+def test_a_forked_child_has_a_runtime_of_its_own() -> None:
+    output = run_script(
+        """
+        import barrel_inference as bi, os
+        model = bi.load_model("tiny", backend="stub")
+        pid = os.fork()
+        if pid == 0:
+            print("child", bi.models(), flush=True)
+            raise SystemExit(0)
+        os.waitpid(pid, 0)
+        print("parent", model.complete("x", max_tokens=2).finish_reason)
+        """
+    )
+    assert output.splitlines() == ["child []", "parent length"]
+
+
+def test_importing_starts_nothing_and_stays_light() -> None:
+    output = run_script(
+        """
+        import sys, threading
+        import barrel_inference
+        heavy = {"numpy", "llama_cpp", "llguidance", "jinja2", "aiohttp", "barrel_inference.engine"}
+        print(sorted(heavy & set(sys.modules)), threading.active_count())
+        """
+    )
+    assert output == "[] 1\n"
+
+
+def test_importing_is_fast() -> None:
+    """In processor time of the fastest of five, less what Python itself takes: other load must not decide."""
+    clock = "import resource; r = resource.getrusage(resource.RUSAGE_SELF); print(r.ru_utime + r.ru_stime)"
+    bare = min(float(run_script(clock)) for _ in range(5))
+    ours = min(float(run_script("import barrel_inference; " + clock)) for _ in range(5))
+    assert ours - bare < 0.15
+
+
+def test_a_blocking_call_from_the_runtimes_own_loop_is_refused(runtime: bi.Runtime) -> None:
+    seen: list[BaseException] = []
+
+    def on_progress(stage: str, fraction: float) -> None:
+        try:
+            runtime.models()
+        except RuntimeError as error:
+            seen.append(error)
+
+    runtime.load_model(backend="stub", on_progress=on_progress).unload()
+    assert seen and "never return" in str(seen[0])

@@ -1,0 +1,197 @@
+"""Whatever dies, everybody gets an answer and nothing is left behind: real workers, real kills, the stub backend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from barrel_inference import AsyncModel, AsyncRuntime, RuntimeConfig
+from barrel_inference.errors import NotLoadedError, WorkerDiedError
+
+SLOW = {"stub": {"delay_ms": 5}, "context_opts": {"n_ctx": 100_000, "n_seq_max": 4}}
+PROMPT = "It was the best of times, it was the worst of times, " * 8
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[AsyncRuntime]:
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as one:
+        yield one
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 30.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110 - other processes set it
+            await asyncio.sleep(0.01)
+
+
+def kill_worker(model: AsyncModel) -> int:
+    pid = model.info().worker_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+async def disturbed(model: AsyncModel, prompt: str, kill_at: int, **options: Any) -> tuple[str, Any]:
+    """Stream with a kill -9 of the worker after chunk ``kill_at``."""
+    text, completion, count = "", None, 0
+    async for chunk in model.stream(prompt, **options):
+        text += chunk.text
+        completion = chunk.completion
+        count += 1
+        if count == kill_at:
+            kill_worker(model)
+    return text, completion
+
+
+@pytest.mark.parametrize("kill_at", [1, 7, 30])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"seed": 42},
+        {"seed": 7, "repeat_penalty": 1.3, "stop": ["zzz"]},
+        {"seed": 7, "mirostat": 2},
+        {"seed": 7, "logprobs": True},
+    ],
+    ids=["greedy", "seeded", "penalties", "mirostat", "logprobs"],
+)
+async def test_a_killed_worker_is_a_pause_not_an_error(
+    runtime: AsyncRuntime, kill_at: int, options: dict[str, Any]
+) -> None:
+    model = await runtime.load_model(backend="stub", **SLOW)
+    alone = await model.complete(PROMPT, max_tokens=40, ignore_eos=True, cache="off", **options)
+    text, completion = await disturbed(model, PROMPT, kill_at, max_tokens=40, ignore_eos=True, **options)
+    assert text == completion.text == alone.text
+    assert completion.tokens == alone.tokens
+    assert completion.resumed == 1
+    assert [each.token for each in completion.logprobs] == [each.token for each in alone.logprobs]
+    assert model.info().restarts == 1
+
+
+async def test_the_second_death_is_a_typed_error_and_the_model_lives_on(runtime: AsyncRuntime) -> None:
+    model = await runtime.load_model(backend="stub", **SLOW)
+    with pytest.raises(WorkerDiedError):
+        async for chunk in model.stream(PROMPT, max_tokens=10_000, ignore_eos=True):
+            if chunk.tokens:
+                kill_worker(model)
+                await until(lambda: model.info().phase == "ready" or model.info().restarts == 2)
+    assert (await model.complete(PROMPT, max_tokens=3)).finish_reason == "length"
+
+
+async def test_a_death_takes_no_other_model_with_it(runtime: AsyncRuntime) -> None:
+    first = await runtime.load_model(backend="stub", **SLOW)
+    second = await runtime.load_model(backend="stub", **SLOW)
+    running = asyncio.create_task(second.complete(PROMPT, max_tokens=50, ignore_eos=True))
+    kill_worker(first)
+    assert (await running).resumed == 0
+    assert (await first.complete(PROMPT, max_tokens=3)).finish_reason == "length"
+
+
+async def test_many_requests_survive_one_death(runtime: AsyncRuntime) -> None:
+    model = await runtime.load_model(backend="stub", **SLOW)
+    options = {"max_tokens": 30, "ignore_eos": True, "temperature": 0}
+    alone = [(await model.complete(f"{i} {PROMPT}", cache="off", **options)).text for i in range(8)]
+    tasks = [asyncio.create_task(model.complete(f"{i} {PROMPT}", **options)) for i in range(8)]
+    await until(lambda: model.info().running > 0)
+    kill_worker(model)
+    assert [done.text for done in await asyncio.gather(*tasks)] == alone
+
+
+async def test_unloading_cancels_what_runs_or_waits_for_it(runtime: AsyncRuntime) -> None:
+    model = await runtime.load_model("m", backend="stub", **SLOW)
+    task = asyncio.create_task(model.complete(PROMPT, max_tokens=50_000, ignore_eos=True))
+    await until(lambda: model.info().running > 0)
+    pid = model.info().worker_pid
+    await runtime.unload("m")
+    assert (await task).finish_reason == "cancelled"
+    assert pid is not None and not psutil.pid_exists(pid)
+
+    model = await runtime.load_model("m", backend="stub", **SLOW)
+    task = asyncio.create_task(model.complete(PROMPT, max_tokens=50, ignore_eos=True))
+    await until(lambda: model.info().running > 0)
+    await runtime.unload("m", drain_s=60)
+    assert (await task).finish_reason == "length"
+    with pytest.raises(NotLoadedError):
+        await model.complete("x")
+    with pytest.raises(NotLoadedError):
+        await runtime.unload("m")
+
+
+async def test_a_cancelled_load_leaves_nothing(runtime: AsyncRuntime) -> None:
+    task = asyncio.create_task(runtime.load_model("m", backend="stub"))
+    await until(lambda: bool(psutil.Process().children()))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert psutil.Process().children() == []
+    await runtime.load_model("m", backend="stub")
+
+
+PARENT = """
+import asyncio, os, sys
+import barrel_inference as bi
+
+async def main():
+    config = bi.RuntimeConfig(ram_dir=sys.argv[1])
+    async with bi.AsyncRuntime(config) as runtime:
+        model = await runtime.load_model(backend="stub", stub={"delay_ms": 5}, context_opts={"n_ctx": 100_000})
+        async for chunk in model.stream("hello", max_tokens=50_000, ignore_eos=True):
+            if chunk.tokens:
+                print(model.info().worker_pid, flush=True)
+                await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_no_orphan_outlives_its_parent_and_its_tier_is_swept(tmp_path: Path, how: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    worker = psutil.Process(int(await asyncio.to_thread(parent.stdout.readline)))
+    left_behind = [path for path in tmp_path.glob("*/*") if path.is_dir()]
+    assert len(left_behind) == 1
+    parent.send_signal(how)
+    parent.wait()
+    parent.stdout.close()
+    await until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
+        await runtime.load_model(backend="stub")
+        assert not left_behind[0].exists()
+    assert list(tmp_path.glob("*/*")) == []
+
+
+@pytest.mark.slow
+async def test_a_hundred_cycles_leave_nothing_behind(tmp_path: Path) -> None:
+    me = psutil.Process()
+
+    def held() -> tuple[int, int, int]:
+        return me.num_fds(), me.num_threads(), len(me.children(recursive=True))
+
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
+
+        async def cycle() -> None:
+            model = await runtime.load_model("m", backend="stub")
+            await model.complete(PROMPT, max_tokens=2, seed=1)
+            await runtime.unload("m")
+
+        for _ in range(3):
+            await cycle()
+        before, objects = held(), sum(1 for path in tmp_path.rglob("*") if path.is_file())
+        for _ in range(100):
+            await cycle()
+        await until(lambda: held() == before)
+        assert sum(1 for path in tmp_path.rglob("*") if path.is_file()) == objects
+    assert list(tmp_path.glob("*/*")) == []
