@@ -1,0 +1,243 @@
+"""Saving and restoring through the store, on a backend whose every logit depends on every byte of the state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from barrel_inference.config import Policy
+from barrel_inference.engine.sequence import Sequence
+from barrel_inference.errors import ConfigError, TierUnusableError
+from tests.kvcache.fake_backend import FakeBackend
+from tests.kvcache.harness import Run, Runner, open_on, options, same, spec
+
+PROMPT = list(range(10, 510))
+
+
+def runner(path: Path, kind: str = "plain", *, policy: Policy | None = None, **facts: object) -> Runner:
+    backend = FakeBackend(kind, **facts)
+    return Runner(backend, open_on(backend, options(spec(path), policy=policy)))
+
+
+def cold(kind: str, prompt: list[int], n_generate: int = 0, forced: list[int] | None = None, **facts: object) -> Run:
+    backend = FakeBackend(kind, **facts)
+    return Runner(backend, open_on(backend, options())).run(prompt, n_generate, forced=forced)
+
+
+LAYOUTS = [
+    ("plain", {}),
+    ("plain", {"v_trans": True}),
+    ("swa", {"n_swa": 100}),
+    ("swa", {"n_swa": 16}),
+    ("swa", {"n_swa": 64, "v_trans": True}),
+    ("recurrent", {}),
+    ("hybrid", {}),
+    ("hybrid", {"v_trans": True}),
+    ("hybrid_swa", {"n_swa": 100}),
+    ("whole", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "facts"), LAYOUTS)
+def test_a_restart_restores_and_goes_on_exactly(tmp_path: Path, kind: str, facts: dict[str, object]) -> None:
+    first = runner(tmp_path, kind, **facts)
+    answer = first.run(PROMPT, 100)
+    first.checkpoints.close()
+    assert answer.finish_key is not None
+
+    again = runner(tmp_path, kind, **facts)
+    prompt = [*answer.tokens, 7, 8, 9]
+    warm = again.run(prompt, 3)
+    assert warm.restored == len(answer.tokens)
+    assert same(warm, cold(kind, prompt, 3, **facts))
+    again.checkpoints.close()
+
+
+@pytest.mark.parametrize(("kind", "facts"), LAYOUTS)
+def test_the_same_prompt_again_restores_nearly_all(tmp_path: Path, kind: str, facts: dict[str, object]) -> None:
+    one = runner(tmp_path, kind, **facts)
+    first = one.run(PROMPT, 2)
+    second = one.run(PROMPT, 2)
+    assert second.restored >= (len(PROMPT) - 1) // 64 * 64
+    assert same(first, second)
+
+
+@pytest.mark.parametrize(("kind", "facts"), [layout for layout in LAYOUTS if layout[0] in ("plain", "swa")])
+def test_an_edit_keeps_everything_before_it(tmp_path: Path, kind: str, facts: dict[str, object]) -> None:
+    one = runner(tmp_path, kind, **facts)
+    one.run(PROMPT, 2)
+    edited = [*PROMPT[:300], 999, *PROMPT[301:]]
+    warm = one.run(edited, 2)
+    assert warm.restored == (300 if facts.get("n_swa", 64) >= 64 else 256)
+    assert same(warm, cold(kind, edited, 2, **facts))
+    plan = one.checkpoints.find([*PROMPT[:300], 998, *PROMPT[301:]])
+    assert plan.first_mismatch == 300
+    one.checkpoints.release(plan)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid", "hybrid_swa"])
+def test_states_are_kept_at_message_ends(tmp_path: Path, kind: str) -> None:
+    facts = {"n_swa": 100} if kind == "hybrid_swa" else {}
+    one = runner(tmp_path, kind, policy=Policy(boundary_align_tokens=256), **facts)
+    one.run(PROMPT, 2, boundaries=(200,))
+    for differs_at, restored in ((499, 448), (400, 256), (250, 192), (100, 0)):
+        edited = [*PROMPT[:differs_at], 999, *PROMPT[differs_at + 1 :]]
+        warm = one.run(edited, 1, cache="read")
+        assert warm.restored == restored
+        assert same(warm, cold(kind, edited, 1, **facts))
+
+
+@pytest.mark.parametrize(("kind", "facts"), LAYOUTS)
+def test_nothing_is_written_twice(tmp_path: Path, kind: str, facts: dict[str, object]) -> None:
+    one = runner(tmp_path, kind, **facts)
+    turn = one.run(PROMPT, 70)
+    written = one.checkpoints.counters["saved_bytes"]
+    one.run(PROMPT, 70)
+    assert one.checkpoints.counters["saved_bytes"] == written
+    one.run([*turn.tokens, *range(64)], 0)
+    assert one.checkpoints.counters["saved_bytes"] < 3 * written
+
+
+def test_generated_blocks_are_saved_while_generating(tmp_path: Path) -> None:
+    one = runner(tmp_path, policy=Policy(continued_interval=128))
+    one.run(PROMPT, 300)
+    assert one.checkpoints.counters["saves_continued"] == 4
+    assert one.checkpoints.counters["saves_cold"] == 7
+    assert one.checkpoints.counters["saves_finish"] >= 1
+
+
+def test_gates(tmp_path: Path) -> None:
+    policy = Policy(min_tokens=100, cold_min_tokens=200, cold_max_tokens=256, boundary_trim_tokens=32)
+    one = runner(tmp_path, policy=policy)
+    assert one.run(PROMPT[:90]).finish_key is None
+    assert one.checkpoints.counters.get("saved_bytes", 0) == 0
+    one.run(PROMPT[:150])
+    assert "saves_cold" not in one.checkpoints.counters
+    assert one.checkpoints.counters["saves_finish"] == 3
+    one.run([5, *PROMPT])
+    assert one.checkpoints.counters["saves_cold"] == 4
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(cold_min_tokens=10),
+        Policy(cold_max_tokens=10),
+        Policy(boundary_align_tokens=100),
+        Policy(continued_interval=0),
+        Policy(boundary_trim_tokens=-1),
+        Policy(min_tokens=0),
+    ],
+)
+def test_impossible_policies_are_refused(tmp_path: Path, policy: Policy) -> None:
+    with pytest.raises(ConfigError):
+        runner(tmp_path, policy=policy)
+
+
+def test_cache_modes(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    one.run(PROMPT, cache="read")
+    one.run(PROMPT, cache="off")
+    assert one.run(PROMPT, cache="read").restored == 0
+    one.run(PROMPT, cache="write")
+    assert one.run(PROMPT, cache="off").restored == 0
+    assert one.run(PROMPT, cache="read").restored == len(PROMPT) - 1
+
+
+def test_a_tainted_sequence_is_never_saved(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    sequence = Sequence(0, tokens=list(PROMPT), n_prompt=len(PROMPT), tainted=True)
+    one.checkpoints.after_step(sequence)
+    assert one.checkpoints.finish(sequence, "finish") is None
+    assert one.checkpoints.flush(5.0)
+    assert one.checkpoints.counters.get("saved_bytes", 0) == 0
+
+
+def test_a_refused_state_is_a_miss_and_leaves_the_sequence_empty(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    one.run(PROMPT)
+    one.backend.fail_writes = True
+    plan = one.checkpoints.find(PROMPT)
+    assert plan.length == len(PROMPT) - 1
+    assert one.checkpoints.restore(plan, 0) == 0
+    assert one.backend.seq_bounds(0) == (-1, -1)
+
+
+def test_replay_restores_only_at_its_cuts(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    one.run(PROMPT)
+    for cuts, free_from, length in (({256}, 500, 256), ({100, 300}, 400, 499), (set(), 600, 0)):
+        plan = one.checkpoints.find(PROMPT, cuts=cuts, free_from=free_from)
+        assert plan.length == length
+        one.checkpoints.release(plan)
+
+
+def test_a_shorter_find_than_wanted_is_a_miss(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    one.run(PROMPT[:300])
+    assert one.checkpoints.find(PROMPT, at_least=300).length == 0
+    plan = one.checkpoints.find(PROMPT, at_least=299)
+    assert plan.length == 300
+    one.checkpoints.release(plan)
+
+
+def test_what_may_be_shared_in_place() -> None:
+    backend = FakeBackend("swa", n_swa=100)
+    checkpoints = open_on(backend, options())
+    Runner(backend, checkpoints)
+    from barrel_inference.engine.backend import Slice
+
+    backend.decode([Slice(0, 0, tuple(range(300)), False)], None)
+    backend.decode([Slice(0, 300, tuple(range(100)), False)], None)
+    sequence = Sequence(0, tokens=list(range(400)))
+    assert checkpoints.shareable(sequence, 400) == 400
+    assert checkpoints.shareable(sequence, 350) == 350
+    assert checkpoints.shareable(sequence, 250) == 0
+
+
+def test_finish_keys_stand_for_their_tokens(tmp_path: Path) -> None:
+    for kind in ("plain", "recurrent", "hybrid"):
+        one = runner(tmp_path, kind)
+        answer = one.run(PROMPT, 5)
+        assert answer.finish_key is not None
+        assert one.checkpoints.tokens_behind(answer.finish_key, 1.0) == tuple(answer.tokens)
+        aligned = one.run(PROMPT[:320])
+        assert one.checkpoints.tokens_behind(str(aligned.finish_key), 1.0) == tuple(PROMPT[:320])
+    assert one.checkpoints.tokens_behind("00" * 32) is None
+    assert one.checkpoints.tokens_behind("not hex") is None
+
+
+def test_a_parent_key_waits_for_its_save(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    answer = one.run(PROMPT, flush=False)
+    plan = one.checkpoints.find([*answer.tokens, 1], parent_key=answer.finish_key)
+    assert plan.length == len(PROMPT)
+    one.checkpoints.release(plan)
+
+
+def test_an_unusable_save_tier_fails_and_another_is_left_out(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(TierUnusableError):
+        runner(blocked)
+    backend = FakeBackend()
+    opened = open_on(backend, options(spec(tmp_path / "good"), spec(blocked, name="bad")))
+    assert opened.verdict == "exact"
+
+
+def test_the_verdict_is_remembered(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    decoded = one.backend.n_decoded
+    assert decoded > 50
+    two = runner(tmp_path)
+    assert two.backend.n_decoded < 10
+
+
+def test_a_model_that_does_not_restore_exactly_gets_no_cache(tmp_path: Path) -> None:
+    backend = FakeBackend()
+    backend.fail_writes = True
+    opened = open_on(backend, options(spec(tmp_path)))
+    assert opened.layout == "off"
+    assert "self-test" in opened.verdict
+    assert opened.find(PROMPT).length == 0
