@@ -37,6 +37,7 @@ MAX_HEADER = 4 << 20  # a million tokens: enough for a state that carries its wh
 
 ObjectKind = Literal["block", "tail", "window", "state"]
 Provenance = Literal["p", "g"]  # computed by prefill as a cold run would, or not
+HEX = frozenset("0123456789abcdef")
 KINDS: tuple[ObjectKind, ...] = get_args(ObjectKind)
 
 
@@ -76,6 +77,8 @@ def parse_name(file: str) -> Name | None:
     parent, dash, key = keys[:NAME_HEX], keys[NAME_HEX : NAME_HEX + 1], keys[NAME_HEX + 1 :]
     if kind not in KINDS or provenance not in ("p", "g") or dash != "-" or len(key) != NAME_HEX:
         return None
+    if set(parent + key) - HEX:
+        return None
     return Name(parent, key, kind, cast(Provenance, provenance))
 
 
@@ -98,6 +101,10 @@ class Record:
     @property
     def count(self) -> int:
         return len(self.tokens) // 4
+
+    @property
+    def header_bytes(self) -> int:
+        return header_bytes(self.count)
 
     @property
     def name(self) -> Name:

@@ -154,6 +154,9 @@ class Tier:
     def _temporary(self) -> Path:
         return self.root / "tmp" / f"{os.getpid()}.{next(_serial)}"
 
+    def size(self, namespace: str, name: Name) -> int:
+        return Path(self.path(namespace, name)).stat().st_size
+
     def remove(self, namespace: str, name: Name) -> int:
         """Bytes given back; 0 when it was gone already."""
         path = Path(self.path(namespace, name))
@@ -236,9 +239,9 @@ class Tier:
         except OSError:
             return []
 
-    def objects(self) -> Iterator[Stored]:
-        """All objects of all namespaces, with real allocation."""
-        for namespace in self.namespaces():
+    def objects(self, only: str | None = None) -> Iterator[Stored]:
+        """All objects of all namespaces, or of one, with real allocation."""
+        for namespace in self.namespaces() if only is None else [only]:
             for shard in self.shards(namespace):
                 yield from self._stored(namespace, shard)
 

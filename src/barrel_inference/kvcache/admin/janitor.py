@@ -161,7 +161,7 @@ class Janitor:
     def _cap(self, tier: Tier) -> None:
         cap = int(self._limits.namespace_cap * tier.quota.limit_bytes)
         for namespace in tier.namespaces():
-            stored = [one for one in tier.objects() if one.namespace == namespace]
+            stored = list(tier.objects(namespace))
             excess = sum(one.allocated for one in stored) - cap
             if excess > 0:
                 self._remove(tier, self._choose(tier, stored, excess, floors={}), "cap")
