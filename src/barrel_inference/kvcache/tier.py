@@ -4,7 +4,7 @@
 <root>/<namespace>/ns.json, selftest.json, render/
 <root>/tmp/         being written; published by rename
 <root>/quarantine/  found corrupt; bounded
-<root>/pins/        one file for each pin: the keys it names
+<root>/pins/        one file for each pinned prompt: its keys
 <root>/usage, lock  the quota's
 """
 
@@ -191,16 +191,15 @@ class Tier:
 
     # ---- pins
 
-    def pin(self, keys: Sequence[str]) -> None:
-        """Keep these (names' keys, head first) longer than anything else. The last one names the pin."""
-        if keys:
-            (self.root / "pins" / keys[-1]).write_text("\n".join(keys))
+    def pin(self, pin: str, keys: Iterable[str]) -> None:
+        """Keep these (names' keys) longer than anything else, until ``unpin`` of the same ``pin``."""
+        (self.root / "pins" / pin).write_text("\n".join(keys))
 
-    def unpin(self, keys: Sequence[str]) -> bool:
+    def unpin(self, pin: str) -> bool:
         """Whether there was such a pin."""
         try:
-            (self.root / "pins" / keys[-1]).unlink()
-        except (OSError, IndexError):
+            (self.root / "pins" / pin).unlink()
+        except OSError:
             return False
         return True
 

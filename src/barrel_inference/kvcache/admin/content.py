@@ -9,8 +9,9 @@ import msgspec
 
 from barrel_inference.errors import CacheError
 from barrel_inference.kvcache import lookup
+from barrel_inference.kvcache.chain import pack_tokens, rest_key, root
 from barrel_inference.kvcache.lookup import Found
-from barrel_inference.kvcache.record import CorruptError, Name, decode, payload_hash
+from barrel_inference.kvcache.record import CorruptError, Name, decode, payload_hash, short
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import NS_HEX, Tier
 
@@ -128,21 +129,20 @@ def found(store: Store, tokens: Sequence[int], salt: str = "") -> Found:
 def pin(store: Store, tokens: Sequence[int], *, salt: str = "") -> int:
     """Keep what is stored of a prompt longer than anything else; tokens pinned. CacheError when there is nothing."""
     held = found(store, tokens, salt)
-    for tier, keys in _keys_by_tier(held):
-        tier.pin(keys)
+    keys: dict[str, set[str]] = {}
+    for piece in held.pieces:
+        keys.setdefault(piece.tier.name, set()).add(piece.name.key)
+    for tier in store.tiers:
+        if tier.name in keys:
+            tier.pin(_pin_name(store, tokens, salt), sorted(keys[tier.name]))
     return held.length
 
 
 def unpin(store: Store, tokens: Sequence[int], *, salt: str = "") -> bool:
     """Whether the prompt was pinned."""
-    held = lookup.find(store, tokens, salt=salt, limit=lambda at: at)
-    return any([tier.unpin(keys) for tier, keys in _keys_by_tier(held)])
+    removed = [tier.unpin(_pin_name(store, tokens, salt)) for tier in store.tiers]
+    return any(removed)
 
 
-def _keys_by_tier(held: Found) -> list[tuple[Tier, list[str]]]:
-    keys: dict[str, list[str]] = {}
-    tiers = {piece.tier.name: piece.tier for piece in held.pieces}
-    for piece in held.pieces:
-        if piece.name.key not in keys.setdefault(piece.tier.name, []):
-            keys[piece.tier.name].append(piece.name.key)
-    return [(tiers[name], names) for name, names in keys.items()]
+def _pin_name(store: Store, tokens: Sequence[int], salt: str) -> str:
+    return short(rest_key("pin", root(store.namespace, salt), pack_tokens(tokens)))
