@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -47,7 +48,7 @@ def rebuild(layout: Layout, blob: bytes, cuts: list[int], n: int) -> bytes:
 def _move(cells: Cells, target: SectionTarget, out: memoryview, cuts: list[int]) -> None:
     first, last = cells.span()
     edges = [first, *sorted(cut for cut in set(cuts) if first < cut < last), last]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         payload = memoryview(join(cells.rows(start, stop)))
         if target.is_contiguous:
             at = 0

@@ -1,0 +1,175 @@
+"""One tier directory and its quota."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from barrel_inference.errors import ConfigError, TierUnusableError
+from barrel_inference.kvcache.quota import Quota
+from barrel_inference.kvcache.record import Name
+from barrel_inference.kvcache.tier import STALE_TMP_S, Medium, NoRoomError, Tier, probe
+from tests.kvcache.harness import spec
+
+NS = "ab" * 32
+
+
+def name(i: int) -> Name:
+    return Name(f"{i:032x}", f"{i + 1:032x}", "block", "p")
+
+
+def test_what_is_put_is_there(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    assert tier.put(NS, name(1), [b"head", memoryview(b"body")])
+    assert not tier.put(NS, name(1), [b"head", b"body"])
+    place = memoryview(bytearray(20))
+    assert tier.read(NS, name(1), [place]) == 8
+    assert bytes(place[:8]) == b"headbody"
+    assert [one.name for one in tier.objects()] == [name(1)]
+    assert tier.quota.used() == tier.allocated() == 4096
+    assert tier.remove(NS, name(1)) == 4096
+    assert tier.quota.used() == 0
+    assert tier.remove(NS, name(1)) == 0
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_many_parts_are_written_and_read(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    parts = [bytes([i % 256]) * 7 for i in range(2000)]
+    tier.put(NS, name(1), parts)
+    places = [memoryview(bytearray(7)) for _ in parts]
+    assert tier.read(NS, name(1), places) == 14000
+    assert [bytes(place) for place in places] == parts
+
+
+@pytest.mark.parametrize("quota", [0, -1])
+def test_a_quota_of_nothing_is_refused(tmp_path: Path, quota: int) -> None:
+    with pytest.raises(ConfigError):
+        Tier(spec(tmp_path, quota_bytes=quota))
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TierUnusableError) as caught:
+        Tier(spec(tmp_path / "file"))
+    assert caught.value.details["tier"] == "disk"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_path_that_is_not_writable_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(TierUnusableError):
+        Tier(spec(tmp_path / "below"))
+
+
+def test_nothing_is_written_beyond_the_quota(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path, quota_bytes=3 * 4096))
+    for i in range(3):
+        tier.put(NS, name(i), [b"x"])
+    with pytest.raises(NoRoomError):
+        tier.put(NS, name(9), [b"x"])
+    assert not tier.has(NS, name(9))
+    tier.remove(NS, name(0))
+    assert tier.put(NS, name(9), [b"x"])
+
+
+class Failing(Medium):
+    def __init__(self, step: str, code: int) -> None:
+        self.step, self.code = step, code
+
+    def _fail(self, step: str) -> None:
+        if self.step == step:
+            raise OSError(self.code, os.strerror(self.code))
+
+    def write(self, path: Path, parts: Sequence[memoryview | bytes]) -> int:
+        self._fail("create")
+        if self.step == "write":
+            path.write_bytes(b"".join(parts)[:5])
+        self._fail("write")
+        return super().write(path, parts)
+
+    def publish(self, temporary: Path, final: Path) -> None:
+        self._fail("publish")
+        super().publish(temporary, final)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("step", ["create", "write", "publish"])
+def test_mistake_06_a_failed_store_is_never_visible(tmp_path: Path, step: str, code: int) -> None:
+    tier = Tier(spec(tmp_path), Failing(step, code))
+    with pytest.raises(NoRoomError if code == errno.ENOSPC else OSError):
+        tier.put(NS, name(1), [b"x" * 100])
+    assert not tier.has(NS, name(1))
+    assert list(tier.objects()) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert tier.quota.used() == 0
+
+
+def test_dead_writers_leave_nothing(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    left = tmp_path / "tmp" / "123.0"
+    left.write_bytes(b"x" * 5000)
+    now = left.stat().st_mtime
+    assert tier.sweep(now) == 0
+    assert tier.sweep(now + STALE_TMP_S + 1) == 1
+    assert not left.exists()
+
+
+def test_quarantine_is_bounded(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    for i in range(50):
+        tier.put(NS, name(i), [b"x"])
+        tier.quarantine(NS, name(i))
+    assert len(list((tmp_path / "quarantine").iterdir())) == 32
+    assert tier.quota.used() == 32 * 4096 == tier.allocated()
+
+
+def test_threads_never_pass_the_quota(tmp_path: Path) -> None:
+    limit = 20 * 4096
+    quota = Quota(tmp_path, limit)
+    seen: list[int] = []
+
+    def work() -> None:
+        for _ in range(50):
+            with quota.reserve(4096) as granted:
+                seen.append(quota.used())
+            if granted:
+                quota.add(-4096)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(seen) <= limit
+    assert quota.used() == 0
+
+
+def test_a_recount_waits_for_writers(tmp_path: Path) -> None:
+    quota = Quota(tmp_path, 1 << 20)
+    with quota.reserve(4096):
+        assert quota.recount(lambda: 0) is None
+    assert quota.recount(lambda: 12345) == 12345 == quota.used()
+
+
+def test_pins(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    tier.pin("a", ["1", "2"])
+    tier.pin("b", ["2", "3"])
+    assert tier.pinned() == {"1", "2", "3"}
+    assert tier.unpin("a")
+    assert not tier.unpin("a")
+    assert tier.pinned() == {"2", "3"}
+
+
+def test_probe_measures_and_leaves_nothing(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    speed = probe(tier)
+    assert speed.read_bytes_s > 0
+    assert speed.write_bytes_s > 0
+    assert list((tmp_path / "tmp").iterdir()) == []
