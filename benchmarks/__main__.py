@@ -11,6 +11,7 @@ import importlib
 import tempfile
 from pathlib import Path
 
+from barrel_inference.cli.local import locate
 from benchmarks import report
 from benchmarks.setting import setting
 
@@ -20,7 +21,7 @@ ALL = ("throughput", "ttft", "save_cost", "write_amplification", "stall", "share
 def main() -> None:
     options = _options()
     folder = Path(tempfile.gettempdir()) / "barrel-bench-quick" if options.quick else report.RESULTS
-    with setting(options.model, 1 if options.quick else options.rounds, options.quick) as chosen:
+    with setting(locate(options.model), 1 if options.quick else options.rounds, options.quick) as chosen:
         for name in options.names or ALL:
             benchmark = importlib.import_module(f"benchmarks.{name}")
             for table in asyncio.run(benchmark.measure(chosen)):

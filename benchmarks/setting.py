@@ -19,7 +19,8 @@ from typing import Any
 
 import psutil
 
-from barrel_inference import AsyncModel, AsyncRuntime, Completion, TierKind
+from barrel_inference import AsyncModel, AsyncRuntime
+from barrel_inference.types import Completion, TierKind
 
 GIB = 1 << 30
 SENTENCE = (
@@ -73,7 +74,7 @@ async def loaded(
     """A runtime of its own with the model loaded and its weights touched; closed, and thereby saved, at the end."""
     async with AsyncRuntime() as runtime:
         if folder is not None:
-            await runtime.start_tier("bench", tier, str(folder), 20 * GIB)
+            runtime.start_tier("bench", tier, str(folder), 20 * GIB)
             options |= {"tier": tier, "tier_srv": "bench"}
         options.setdefault("context_opts", {"n_ctx": 2048})
         options.setdefault("model_path", chosen.model_path)

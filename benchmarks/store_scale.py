@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from barrel_inference import AsyncRuntime
 from benchmarks.report import Table, spread
@@ -40,7 +41,7 @@ def _text(seed: int) -> list[int]:
 
 async def _fill(folder: Path, n_objects: int) -> None:
     async with AsyncRuntime() as runtime:
-        await runtime.start_tier("bench", "disk", str(folder), 20 * GIB)
+        runtime.start_tier("bench", "disk", str(folder), 20 * GIB)
         model = await runtime.load_model("fill", **_stub())
         for seed in range(n_objects * BLOCK_TOKENS // N_PROMPT):
             await model.prefill(_text(seed))
@@ -49,7 +50,7 @@ async def _fill(folder: Path, n_objects: int) -> None:
 async def _load_and_look(folder: Path) -> tuple[float, float, int]:
     """Seconds until ready, seconds of one lookup, tokens it found."""
     async with AsyncRuntime() as runtime:
-        await runtime.start_tier("bench", "disk", str(folder), 20 * GIB)
+        runtime.start_tier("bench", "disk", str(folder), 20 * GIB)
         began = time.perf_counter()
         model = await runtime.load_model("look", **_stub())
         ready_s = time.perf_counter() - began
@@ -58,5 +59,5 @@ async def _load_and_look(folder: Path) -> tuple[float, float, int]:
         return ready_s, time.perf_counter() - began, found.cached_tokens
 
 
-def _stub() -> dict[str, object]:
+def _stub() -> dict[str, Any]:
     return {"backend": "stub", "tier": "disk", "tier_srv": "bench", "context_opts": {"n_ctx": N_PROMPT + 64}}

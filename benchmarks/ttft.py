@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from barrel_inference import AsyncModel, TierKind
+from barrel_inference import AsyncModel
+from barrel_inference.types import TierKind
 from benchmarks.report import Table, spread
 from benchmarks.setting import Answer, Setting, ask, forget_pages, loaded, prompt, read_bandwidth, tmpfs_folder
 

@@ -18,7 +18,7 @@ def _tier(path: Path) -> TierSpec:
 
 def _report(**changes: object) -> doctor.Report:
     good = {
-        "llama": doctor.LlamaReport(binding="0.3.36", build="b1", features=["AVX2"]),
+        "llama": doctor.LlamaReport(binding="0.3.36", build="b1", system="CPU : AVX2 = 1 | AMX = 0 | OPENMP = 1 |"),
         "machine": doctor.machine(),
         "tiers": [doctor.TierReport(name="t", kind="disk", path="/t", writable=True)],
         "self_test": doctor.SelfTestReport(model="stub", verdict="exact"),
@@ -30,6 +30,11 @@ def test_the_machine_has_cores_and_memory() -> None:
     machine = doctor.machine()
     assert 1 <= machine.cores <= machine.threads
     assert 0 < machine.available_bytes <= machine.memory_bytes
+
+
+def test_what_was_compiled_in_is_read_off_the_librarys_own_line() -> None:
+    report = doctor.LlamaReport(system="CPU : AVX2 = 1 | AMX_INT8 = 0 | OPENMP = 1 | ")
+    assert report.compiled_in() == ["AVX2", "OPENMP"]
 
 
 def test_a_tier_that_works_is_measured_and_left_clean(tmp_path: Path) -> None:

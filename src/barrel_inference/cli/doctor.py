@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json as json_text
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,11 +34,16 @@ class LlamaReport(msgspec.Struct, kw_only=True):
     """``error`` is set when the binding could not be loaded; then the rest is empty."""
 
     binding: str = ""
+    llama_cpp: str = ""
     build: str = ""
-    features: list[str] = []
+    system: str = ""  # llama.cpp's own line: "CPU : AVX2 = 1 | OPENMP = 1 | …"
     gpu_offload: bool = False
-    max_devices: int = 0
+    mmap: bool = False
+    mlock: bool = False
     error: str | None = None
+
+    def compiled_in(self) -> list[str]:
+        return re.findall(r"(\w+) = 1\b", self.system)
 
 
 class MachineReport(msgspec.Struct, kw_only=True):
@@ -190,9 +196,9 @@ async def self_test(model: str | None) -> SelfTestReport:
 
 def show(report: Report) -> None:
     llama, machine, test = report.llama, report.machine, report.self_test
-    _line("llama.cpp", llama.error or f"{llama.build}, binding {llama.binding}", bool(llama.error))
+    _line("llama.cpp", llama.error or f"{llama.llama_cpp}, llama-cpp-python {llama.binding}", bool(llama.error))
     if not llama.error:
-        _line("compiled in", " ".join(llama.features))
+        _line("compiled in", " ".join(llama.compiled_in()))
         _line("GPU offload", "yes" if llama.gpu_offload else "no")
     _line("cores", f"{machine.cores} ({machine.threads} threads)")
     _line("memory", f"{human_bytes(machine.available_bytes)} free of {human_bytes(machine.memory_bytes)}")
