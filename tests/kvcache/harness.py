@@ -1,4 +1,4 @@
-"""Runs prompts through checkpoints as the engine does, on any backend: find, restore, prefill in chunks, decode, finish."""
+"""Runs prompts through checkpoints as the engine does: find, restore, prefill in chunks, decode, finish."""
 
 from __future__ import annotations
 

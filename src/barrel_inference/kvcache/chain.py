@@ -43,7 +43,7 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
 
 
 def block_key(parent: bytes, packed: bytes) -> bytes:
-    return digest(parent, packed)
+    return blake2b(parent + packed, digest_size=KEY_BYTES).digest()
 
 
 def rest_key(kind: str, parent: bytes, packed: bytes) -> bytes:

@@ -106,6 +106,7 @@ class _Search:
     def __init__(self, store: Store, packed: bytes, salt: str, cold: bool, tiers: tuple[Tier, ...]) -> None:
         self._store, self._packed, self._cold, self._tiers = store, packed, cold, tiers
         self._shape = store.shape
+        self._indices = [(tier, store.index(tier).by_key) for tier in tiers]
         self._keys = [root(store.namespace, salt)]
         self._names = [short(self._keys[0])]
         self._reads = MAX_HEADER_READS
@@ -139,7 +140,7 @@ class _Search:
         whole = len(self._packed) // BLOCK_BYTES
         i = 0
         while i < whole:
-            held = self._object(self._name(i), self._name(i + 1), "block")
+            held = self._object(i, self._name(i + 1), "block")
             if held is None:
                 break
             self._blocks.append(held)
@@ -148,16 +149,19 @@ class _Search:
         shared = self._lender.shared if self._lender and not self._cold else 0
         return i * BLOCK_TOKENS + shared
 
-    def _object(self, parent: str, key: str, kind: ObjectKind) -> tuple[Tier, Name] | None:
-        """In the fastest tier that has it; folders that changed are listed again before it counts as missing."""
-        for is_last in (False, True):
-            for tier in self._tiers:
-                entry = self._store.index(tier).entry(parent, key)
-                name = entry.best(kind, self._cold) if entry else None
-                if name is not None:
-                    return tier, name
-            if is_last or not self._refresh(parent[:2]):
-                return None
+    def _object(self, i: int, key: str, kind: ObjectKind) -> tuple[Tier, Name] | None:
+        """A child of chain position i; a folder that changed is listed again before it counts as missing."""
+        held = self._probe(key, kind)
+        if held is None and self._refresh(self._name(i)[:2]):
+            held = self._probe(key, kind)
+        return held
+
+    def _probe(self, key: str, kind: ObjectKind) -> tuple[Tier, Name] | None:
+        """In the fastest tier that has it."""
+        for tier, by_key in self._indices:
+            entry = by_key.get(key)
+            if entry is not None and (name := entry.best(kind, self._cold)) is not None:
+                return tier, name
         return None
 
     def _refresh(self, shard: str) -> bool:
@@ -216,7 +220,7 @@ class _Search:
             count, key = self._lender.held, self._lender.name.key
         else:
             return None
-        held = self._object(self._names[i], key, "window")
+        held = self._object(i, key, "window")
         if held is None:
             return None
         first, last = start + count - min(count, self._shape.n_swa), start + count
@@ -273,14 +277,13 @@ class _Search:
         )
 
     def _block_pieces(self, at: int) -> Iterator[Piece]:
-        for i in range(-(-at // BLOCK_TOKENS)):
+        for i, (tier, name) in enumerate(self._blocks[: -(-at // BLOCK_TOKENS)]):
             start = i * BLOCK_TOKENS
-            if i < len(self._blocks):
-                tier, name = self._blocks[i]
-                last = start + BLOCK_TOKENS
-            elif self._lender is not None:
-                tier, name, last = self._lender.tier, self._lender.name, start + self._lender.held
-            yield Piece(tier, name, start, last, start, min(last, at))
+            stop = start + BLOCK_TOKENS
+            yield Piece(tier, name, start, stop, start, stop if stop < at else at)
+        start = len(self._blocks) * BLOCK_TOKENS
+        if self._lender is not None and start < at:
+            yield Piece(self._lender.tier, self._lender.name, start, start + self._lender.held, start, at)
 
     def _window_pieces(self, at: int) -> Iterator[Piece]:
         need = max(0, at - self._shape.n_swa + 1)

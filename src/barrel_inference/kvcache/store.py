@@ -49,8 +49,8 @@ class Index:
 
     def __init__(self, tier: Tier, namespace: str) -> None:
         self.tier, self.namespace = tier, namespace
+        self.by_key: dict[str, Entry] = {}
         self.by_parent: dict[str, dict[str, Entry]] = {}
-        self.parents: dict[str, str] = {}  # of each key
         self._banned: set[str] = set()
         self._shards: dict[str, tuple[int, set[str]]] = {}
         for shard in tier.shards(namespace):
@@ -86,29 +86,27 @@ class Index:
         self._forget(name.file)
         self._shards.get(name.shard, (0, set[str]()))[1].discard(name.file)
 
-    def entry(self, parent: str, key: str) -> Entry | None:
-        children = self.by_parent.get(parent)
-        return children.get(key) if children else None
-
     def _enter(self, name: Name) -> Entry:
-        self.parents[name.key] = name.parent
-        entry = self.by_parent.setdefault(name.parent, {}).setdefault(name.key, Entry())
+        entry = self.by_key.get(name.key)
+        if entry is None:
+            entry = self.by_key[name.key] = Entry()
+            self.by_parent.setdefault(name.parent, {})[name.key] = entry
         entry.names[name.kind, name.provenance] = name
         return entry
 
     def _forget(self, file: str) -> None:
         name = parse_name(file)
-        children = self.by_parent.get(name.parent) if name else None
-        entry = children.get(name.key) if children and name else None
-        if children is None or entry is None or name is None:
+        entry = self.by_key.get(name.key) if name else None
+        if name is None or entry is None:
             return
         entry.names.pop((name.kind, name.provenance), None)
         entry.heads.pop(name, None)
         if not entry.names:
-            del children[name.key]
-            self.parents.pop(name.key, None)
-            if not children:
-                del self.by_parent[name.parent]
+            del self.by_key[name.key]
+            siblings = self.by_parent.get(name.parent, {})
+            siblings.pop(name.key, None)
+            if not siblings:
+                self.by_parent.pop(name.parent, None)
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class Store:
         """Whether the save tier has this object, or it is on its way there. A prefilled one replaces a generated."""
         if self.save_tier is None or name in self._pending:
             return True
-        entry = self._indices[self.save_tier.name].entry(name.parent, name.key)  # no lock: the engine must not wait
+        entry = self._indices[self.save_tier.name].by_key.get(name.key)  # no lock: the engine must not wait
         return entry is not None and entry.best(name.kind, cold=name.provenance == "p") is not None
 
     def expect(self, name: Name) -> None:
@@ -164,7 +162,7 @@ class Store:
         self._pending.discard(name)
 
     def _has(self, tier: Tier, name: Name) -> bool:
-        entry = self._indices[tier.name].entry(name.parent, name.key)
+        entry = self._indices[tier.name].by_key.get(name.key)
         return entry is not None and (name.kind, name.provenance) in entry.names
 
     # ---- trouble
@@ -181,7 +179,7 @@ class Store:
 
     def head(self, tier: Tier, name: Name) -> Record | None:
         """The object's header, read once; None (and the object given up) when it is corrupt or gone."""
-        entry = self._indices[tier.name].entry(name.parent, name.key)
+        entry = self._indices[tier.name].by_key.get(name.key)
         if entry is None:
             return None
         known = entry.heads.get(name)
@@ -224,8 +222,7 @@ class Store:
 
     def _by_key(self, key: str) -> Record | None:
         for tier in self.tiers:
-            index = self._indices[tier.name]
-            entry = index.entry(index.parents.get(key, ""), key)
+            entry = self._indices[tier.name].by_key.get(key)
             name = entry and (entry.best("block") or entry.best("tail") or entry.best("state"))
             if name:
                 return self.head(tier, name)
