@@ -15,15 +15,19 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.aio.model import AsyncModel, Messages
 from barrel_inference.aio.params import Prompt
 from barrel_inference.aio.runtime import AsyncRuntime, OnProgress
 from barrel_inference.aio.stream import AsyncStream
 from barrel_inference.config import RuntimeConfig
+from barrel_inference.kvcache.admin.archive import Moved
+from barrel_inference.kvcache.admin.content import NamespaceStats, Removed, Scrubbed
 from barrel_inference.options import config_file, layered
 from barrel_inference.types import (
     CacheLookup,
     CacheReport,
+    CacheStats,
     Chunk,
     Completion,
     Embedding,
@@ -176,11 +180,57 @@ class Model:
     def lookup(self, prompt: Prompt, *, salt: str = "") -> CacheLookup:
         return self._loop.run(self._model.lookup(prompt, salt=salt))
 
+    def pin(self, prompt: Prompt, *, salt: str = "") -> int:
+        return self._loop.run(self._model.pin(prompt, salt=salt))
+
+    def unpin(self, prompt: Prompt, *, salt: str = "") -> bool:
+        return self._loop.run(self._model.unpin(prompt, salt=salt))
+
     def end_session(self, session: str) -> None:
         self._loop.run(self._model.end_session(session))
 
     def unload(self, *, drain_s: float = 0.0) -> None:
         self._runtime.unload(self.id, drain_s=drain_s)
+
+
+class Cache:
+    """``aio.cache.AsyncCache`` of a runtime."""
+
+    def __init__(self, runtime: Callable[[], Runtime]) -> None:
+        self._runtime = runtime
+
+    def stats(self) -> CacheStats:
+        return self._run(lambda cache: cache.stats())
+
+    def namespaces(self) -> list[NamespaceStats]:
+        return self._run(lambda cache: cache.namespaces())
+
+    def lookup(self, model_id: str, prompt: Prompt, *, salt: str = "") -> CacheLookup:
+        return self._run(lambda cache: cache.lookup(model_id, prompt, salt=salt))
+
+    def pin(self, model_id: str, prompt: Prompt, *, salt: str = "") -> int:
+        return self._run(lambda cache: cache.pin(model_id, prompt, salt=salt))
+
+    def unpin(self, model_id: str, prompt: Prompt, *, salt: str = "") -> bool:
+        return self._run(lambda cache: cache.unpin(model_id, prompt, salt=salt))
+
+    def clear(
+        self, *, namespace: str | None = None, older_than_s: float | None = None, tier: str | None = None
+    ) -> Removed:
+        return self._run(lambda cache: cache.clear(namespace=namespace, older_than_s=older_than_s, tier=tier))
+
+    def verify(self, *, tier: str | None = None) -> Scrubbed:
+        return self._run(lambda cache: cache.verify(tier=tier))
+
+    def export(self, model_id: str, prompt: Prompt, file: str | os.PathLike[str], *, salt: str = "") -> Moved:
+        return self._run(lambda cache: cache.export(model_id, prompt, file, salt=salt))
+
+    def import_(self, file: str | os.PathLike[str], *, tier: str | None = None) -> Moved:
+        return self._run(lambda cache: cache.import_(file, tier=tier))
+
+    def _run(self, ask: Callable[[AsyncCache], Coroutine[Any, Any, T]]) -> T:
+        runtime = self._runtime()
+        return runtime._loop.run(ask(runtime._runtime.cache))
 
 
 class Runtime:
@@ -194,6 +244,8 @@ class Runtime:
         except BaseException:
             self._loop.stop()
             raise
+
+        self.cache = Cache(lambda: self)
 
     def __enter__(self) -> Self:
         return self
@@ -240,6 +292,9 @@ def runtime() -> Runtime:
         if _default is None:
             _default = Runtime(layered(RuntimeConfig(), file=config_file(), environ=os.environ, flags={}))
         return _default
+
+
+cache = Cache(runtime)
 
 
 @atexit.register

@@ -100,18 +100,18 @@ class AsyncModel:
     async def embed(self, texts: str | Sequence[Prompt]) -> Embedding:
         """One normalised vector per input (text or token ids)."""
         inputs: list[Prompt] = [texts] if isinstance(texts, str) else list(texts)
-        reply = await self._supervisor.call("embed", inputs=[params.check_prompt(each) for each in inputs])
+        reply = await self.call("embed", inputs=[params.check_prompt(each) for each in inputs])
         return msgspec.convert(reply, Embedding)
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        reply = await self._supervisor.call(
+        reply = await self.call(
             "tokenize", text=params.check_text(text), add_special=add_special, parse_special=parse_special
         )
         return msgspec.convert(reply, list[int])
 
     async def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> str:
         """``special``: control tokens appear as text. Bytes that are no UTF-8 become U+FFFD."""
-        reply = await self._supervisor.call("detokenize", tokens=params.check_prompt(tokens), special=special)
+        reply = await self.call("detokenize", tokens=params.check_prompt(tokens), special=special)
         return msgspec.convert(reply, str)
 
     async def prefill(self, prompt: Prompt, **options: Any) -> CacheReport:
@@ -122,12 +122,26 @@ class AsyncModel:
 
     async def end_session(self, session: str) -> None:
         """Give up the sequence that requests with this ``session`` have kept."""
-        await self._supervisor.call("end_session", session=session)
+        await self.call("end_session", session=session)
 
     async def lookup(self, prompt: Prompt, *, salt: str = "") -> CacheLookup:
         """How much of a prompt the store would restore."""
-        reply = await self._supervisor.call("cache_lookup", prompt=params.check_prompt(prompt), salt=salt)
+        reply = await self.call("cache_lookup", prompt=params.check_prompt(prompt), salt=salt)
         return msgspec.convert(reply, CacheLookup)
+
+    async def pin(self, prompt: Prompt, *, salt: str = "") -> int:
+        """Keep what is stored of a prompt longer than anything else; tokens pinned. CacheError when there is none."""
+        reply = await self.call("cache_pin", prompt=params.check_prompt(prompt), salt=salt)
+        return msgspec.convert(reply, int)
+
+    async def unpin(self, prompt: Prompt, *, salt: str = "") -> bool:
+        """Whether it was pinned."""
+        reply = await self.call("cache_unpin", prompt=params.check_prompt(prompt), salt=salt)
+        return msgspec.convert(reply, bool)
+
+    async def call(self, op: str, **args: Any) -> Any:
+        """Ask the worker one of the questions of worker.child.calls; the answer is plain values."""
+        return await self._supervisor.call(op, **args)
 
 
 def _plain(message: Message | Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import msgspec
 import platformdirs
 
 from barrel_inference.aio import loading
+from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.aio.model import AsyncModel
 from barrel_inference.aio.params import Prompt
 from barrel_inference.aio.stream import AsyncStream
@@ -30,7 +31,7 @@ from barrel_inference.options import build, nearest
 from barrel_inference.types import Completion, ModelInfo, TierInfo, TierKind
 from barrel_inference.worker.memory import MemoryReader, PsutilMemory
 from barrel_inference.worker.messages import NeedRoom, Progress, Room, Touched
-from barrel_inference.worker.supervisor import Supervisor
+from barrel_inference.worker.supervisor import Supervisor, add
 
 MAX_ID_LENGTH = 200
 
@@ -63,6 +64,8 @@ class AsyncRuntime:
         self._fingerprints = Fingerprints(Path(cache_dir) / "fingerprints.json")
         self._models: dict[str, AsyncModel | None] = {}  # None: being loaded
         self._supervisors: dict[str, Supervisor] = {}
+        self._past: dict[str, dict[str, float]] = {}  # counters of the models that were unloaded
+        self.cache = AsyncCache(self._tiers, self.model, self._counters)
         self._made = 0
         self._closed = False
 
@@ -169,6 +172,7 @@ class AsyncRuntime:
         supervisor = self._supervisors.pop(model_id)
         del self._models[model_id]
         await supervisor.stop(drain_s=drain_s, save_s=supervisor.options.policy.evict_save_timeout_ms / 1000)
+        self._past[model_id] = add(self._past.get(model_id, {}), supervisor.counters())
 
     async def complete(self, model_id: str, prompt: Prompt, **options: Any) -> Completion:
         return await self.model(model_id).complete(prompt, **options)
@@ -176,7 +180,7 @@ class AsyncRuntime:
     def stream(self, model_id: str, prompt: Prompt, **options: Any) -> AsyncStream:
         return self.model(model_id).stream(prompt, **options)
 
-    # ---- tiers
+    # ---- tiers and cache
 
     def start_tier(self, name: str, kind: TierKind, path: str | os.PathLike[str], quota_bytes: int) -> TierInfo:
         """Open a directory as a tier that later loads may save to. Raises ConfigError or TierUnusableError."""
@@ -184,6 +188,12 @@ class AsyncRuntime:
         spec = build(TierSpec(name="", kind="disk", path="", quota_bytes=1), values)
         absolute = str(loading.absolute(spec.path))
         return tier_info(self._tiers.start(msgspec.structs.replace(spec, path=absolute)))
+
+    def _counters(self) -> dict[str, dict[str, float]]:
+        living = {model_id: supervisor.counters() for model_id, supervisor in self._supervisors.items()}
+        return {
+            model_id: add(self._past.get(model_id, {}), living.get(model_id, {})) for model_id in self._past | living
+        }
 
     def _observe(self, message: Progress | NeedRoom | Touched, on_progress: OnProgress | None) -> None:
         match message:

@@ -1,0 +1,99 @@
+"""Seeing and steering the KV store of a runtime. Owns nothing: tiers and models belong to the runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from barrel_inference.aio.params import Prompt, check_prompt
+from barrel_inference.aio.tiers import Tiers
+from barrel_inference.errors import TierUnknownError
+from barrel_inference.kvcache.admin import archive, content
+from barrel_inference.kvcache.admin.archive import Moved
+from barrel_inference.kvcache.admin.content import NamespaceStats, Removed, Scrubbed
+from barrel_inference.kvcache.tier import Tier
+from barrel_inference.options import nearest
+from barrel_inference.types import CacheLookup, CacheStats
+
+if TYPE_CHECKING:
+    from barrel_inference.aio.model import AsyncModel
+
+Path_ = str | os.PathLike[str]
+
+
+class AsyncCache:
+    """``runtime.cache``. What concerns a prompt is asked of a loaded model, since only it knows its tokens."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        model: Callable[[str], AsyncModel],
+        counters: Callable[[], dict[str, dict[str, float]]],
+    ) -> None:
+        self._tiers = tiers
+        self._model = model
+        self._counters = counters
+
+    async def stats(self) -> CacheStats:
+        """Tiers as they are now; counters since the runtime's start, summed and by model."""
+        by_model = self._counters()
+        total: dict[str, float] = dict(self._tiers.janitor.counters)
+        for counters in by_model.values():
+            for name, value in counters.items():
+                total[name] = total.get(name, 0.0) + value
+        tiers = await asyncio.to_thread(self._tiers.infos)
+        return CacheStats(tiers=tuple(tiers), counters=total, by_model=by_model)
+
+    async def namespaces(self) -> list[NamespaceStats]:
+        """What each model holds in each tier; loaded or not."""
+        return await asyncio.to_thread(content.stats, self._tiers.all())
+
+    async def lookup(self, model_id: str, prompt: Prompt, *, salt: str = "") -> CacheLookup:
+        """How much of a prompt would be restored."""
+        return await self._model(model_id).lookup(prompt, salt=salt)
+
+    async def pin(self, model_id: str, prompt: Prompt, *, salt: str = "") -> int:
+        """Keep what is stored of a prompt longer than anything else; tokens pinned. CacheError when there is none."""
+        return await self._model(model_id).pin(prompt, salt=salt)
+
+    async def unpin(self, model_id: str, prompt: Prompt, *, salt: str = "") -> bool:
+        """Whether it was pinned."""
+        return await self._model(model_id).unpin(prompt, salt=salt)
+
+    async def clear(
+        self, *, namespace: str | None = None, older_than_s: float | None = None, tier: str | None = None
+    ) -> Removed:
+        """Remove everything, or only one namespace (8 hex digits suffice), what was not used for so long, or what one
+        tier holds. Running requests see misses."""
+        older_than = None if older_than_s is None else time.time() - older_than_s
+        tiers = self._chosen(tier)
+        return await asyncio.to_thread(content.clear, tiers, namespace=namespace, older_than=older_than)
+
+    async def verify(self, *, tier: str | None = None) -> Scrubbed:
+        """Read and prove every object; damaged ones go to quarantine."""
+        return await asyncio.to_thread(content.verify, self._chosen(tier))
+
+    async def export(self, model_id: str, prompt: Prompt, file: Path_, *, salt: str = "") -> Moved:
+        """Write all that is stored of a prompt to one file. Raises CacheError."""
+        call = self._model(model_id).call
+        path = str(Path.cwd() / file)
+        return msgspec.convert(await call("cache_export", prompt=check_prompt(prompt), salt=salt, path=path), Moved)
+
+    async def import_(self, file: Path_, *, tier: str | None = None) -> Moved:
+        """Put an exported file's objects into a tier (the automatic one). Raises CacheError."""
+        (target,) = self._chosen(tier) if tier is not None else [self._tiers.automatic()]
+        return await asyncio.to_thread(archive.import_file, Path(file), target)
+
+    def _chosen(self, name: str | None) -> list[Tier]:
+        tiers = self._tiers.all()
+        chosen = [tier for tier in tiers if name in (None, tier.name)]
+        if name is not None and not chosen:
+            names = [tier.name for tier in tiers]
+            raise TierUnknownError(f"tier {name!r} is not started{nearest(name, names)}", tier=name)
+        return chosen

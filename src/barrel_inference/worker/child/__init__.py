@@ -1,0 +1,1 @@
+"""What runs inside a worker process: the engine with its reader, intake and report threads around it."""

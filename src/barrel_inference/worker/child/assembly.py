@@ -1,0 +1,78 @@
+"""Puts a worker's parts together: backend, KV store, engine, and the threads around it. Runs on the engine thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from barrel_inference.config import LoadOptions
+from barrel_inference.engine.backend import Backend
+from barrel_inference.engine.backends import open_backend
+from barrel_inference.engine.checkpoints import Checkpoints, open_checkpoints
+from barrel_inference.engine.engine import Engine
+from barrel_inference.engine.requests.generation import Generation
+from barrel_inference.engine.requests.prepare import Preparer
+from barrel_inference.engine.structured import Structured
+from barrel_inference.engine.text import IncrementalText
+from barrel_inference.errors import NoWeightsError
+from barrel_inference.types import Request
+from barrel_inference.worker.child.calls import Calls
+from barrel_inference.worker.child.facts import Facts
+from barrel_inference.worker.child.intake import Intake
+from barrel_inference.worker.child.outbox import Outbox
+from barrel_inference.worker.child.prompts import Prompts
+from barrel_inference.worker.child.report import Reporter
+from barrel_inference.worker.messages import Msg, NeedRoom, Progress, Touched
+
+Send = Callable[[Sequence[Msg]], None]
+
+
+@dataclass(frozen=True)
+class Assembly:
+    backend: Backend
+    store: Checkpoints
+    engine: Engine
+    intake: Intake
+    reporter: Reporter
+    facts: Facts
+
+
+def assemble(options: LoadOptions, send: Send) -> Assembly:
+    """Load everything; long. Raises BarrelError, or anything else when it is a bug."""
+    backend = open_backend(options, lambda fraction: send([Progress("weights", fraction)]))
+    send([Progress("cache", 1.0)])
+    store = open_checkpoints(
+        backend,
+        options,
+        need_room=lambda tier, n_bytes: send([NeedRoom(tier, n_bytes)]),
+        touched=lambda tier, keys: send([Touched(tier, keys)]),
+        clock=time.monotonic,
+    )
+    prompts = Prompts(backend, store, resume_wait_s=options.policy.session_resume_wait_ms / 1000)
+    reporter = Reporter(send)
+    engine = Engine(backend, store, options, Outbox(send, completed=prompts.completed, flushed=reporter.news))
+    facts = Facts(options, backend, store, engine)
+    reporter.start(facts.counters)
+    preparer = Preparer(
+        backend,
+        store,
+        exact=options.exact,
+        tokenise=prompts.tokenise,
+        constrain=Structured(backend).mask,
+        text_stream=lambda request: IncrementalText(backend, request.stop, keep_special=request.keep_special),
+        clock=time.monotonic,
+    )
+
+    def prepare(request: Request) -> Generation:
+        if backend.info.vocab_only:
+            raise NoWeightsError(f"model {options.id!r} was loaded with vocab_only: it tokenizes and nothing else")
+        prompts.follow(request)
+        try:
+            return preparer.prepare(request)
+        except Exception:
+            prompts.completed(request.id, None)
+            raise
+
+    intake = Intake(engine, send, prepare=prepare, answer=Calls(backend, engine, store).answer)
+    return Assembly(backend, store, engine, intake, reporter, facts)

@@ -1,0 +1,115 @@
+"""The questions a runtime asks that are not generations: one function for each ``op``. Intake thread; what needs the
+context is handed to the engine thread and answered by a Future."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from barrel_inference.engine.backend import Backend
+from barrel_inference.engine.checkpoints import Checkpoints
+from barrel_inference.engine.engine import Engine
+from barrel_inference.errors import CacheError, ContextExceededError, InvalidRequestError, UnsupportedError
+from barrel_inference.kvcache.admin import archive, content
+from barrel_inference.kvcache.store import Store
+from barrel_inference.types import CacheLookup, Embedding
+
+T = TypeVar("T")
+
+FLUSH_S = 10.0  # longest wait for saves before a pin or an export
+
+
+class Calls:
+    def __init__(self, backend: Backend, engine: Engine, checkpoints: Checkpoints) -> None:
+        self._backend = backend
+        self._engine = engine
+        self._checkpoints = checkpoints
+        self._ops: dict[str, Callable[..., Any]] = {
+            "tokenize": self.tokenize,
+            "detokenize": self.detokenize,
+            "embed": self.embed,
+            "end_session": self.end_session,
+            "cache_lookup": self.cache_lookup,
+            "cache_pin": self.cache_pin,
+            "cache_unpin": self.cache_unpin,
+            "cache_export": self.cache_export,
+        }
+        self._slow = ThreadPoolExecutor(1, "slow calls")
+
+    def answer(self, op: str, args: dict[str, Any]) -> Any:
+        """Raises a BarrelError; an unknown op is one."""
+        if op not in self._ops:
+            raise UnsupportedError(f"the worker knows no call {op!r}")
+        return self._ops[op](**args)
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        return self._backend.tokenize(text.encode(), add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: list[int], special: bool) -> str:
+        self._check_ids(tokens)
+        return b"".join(self._backend.piece(token, special=special) for token in tokens).decode(errors="replace")
+
+    def embed(self, inputs: list[str | list[int]]) -> Future[Embedding]:
+        info = self._backend.info
+        if not info.embeddings:
+            raise UnsupportedError("the model was not loaded for embeddings: set context_opts.embeddings")
+        prompts = [self._tokens(each) for each in inputs]
+        for tokens in prompts:
+            if len(tokens) > info.n_ubatch:
+                raise ContextExceededError(
+                    f"an input has {len(tokens)} tokens, at most n_ubatch={info.n_ubatch} can be embedded",
+                    n_prompt_tokens=len(tokens),
+                    n_ctx=info.n_ubatch,
+                )
+
+        def work() -> Embedding:
+            vectors = tuple(tuple(map(float, vector)) for vector in self._backend.embed(prompts))
+            return Embedding(vectors=vectors, prompt_tokens=sum(map(len, prompts)))
+
+        return self._engine.call(work)
+
+    def end_session(self, session: str) -> None:
+        self._engine.end_session(session)
+
+    def cache_lookup(self, prompt: str | list[int], salt: str) -> CacheLookup:
+        return self._checkpoints.lookup(self._tokens(prompt), salt=salt)
+
+    def cache_pin(self, prompt: str | list[int], salt: str) -> Future[int]:
+        return self._on_saved(lambda store: content.pin(store, self._tokens(prompt), salt=salt))
+
+    def cache_unpin(self, prompt: str | list[int], salt: str) -> Future[bool]:
+        return self._on_saved(lambda store: content.unpin(store, self._tokens(prompt), salt=salt))
+
+    def cache_export(self, prompt: str | list[int], salt: str, path: str) -> Future[archive.Moved]:
+        return self._on_saved(lambda store: archive.export(store, self._tokens(prompt), Path(path), salt=salt))
+
+    def _on_saved(self, work: Callable[[Store], T]) -> Future[T]:
+        """Once what was captured is written."""
+        store = self._checkpoints.store
+        if store is None:
+            raise CacheError(f"the cache of this model is off: {self._checkpoints.verdict}")
+
+        def wait_and_work() -> T:
+            self._checkpoints.flush(FLUSH_S)
+            return work(store)
+
+        return self._slow.submit(wait_and_work)
+
+    def _tokens(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            tokens = self.tokenize(prompt, add_special=True, parse_special=True)
+        else:
+            self._check_ids(prompt)
+            tokens = list(prompt)
+        if not tokens:
+            raise InvalidRequestError("an input is empty")
+        return tokens
+
+    def _check_ids(self, tokens: list[int]) -> None:
+        n_vocab = self._backend.info.n_vocab
+        if wrong := [token for token in tokens if not 0 <= token < n_vocab]:
+            raise InvalidRequestError(
+                f"token id {wrong[0]} is not in the vocabulary (0 … {n_vocab - 1})", token=wrong[0]
+            )

@@ -1,0 +1,114 @@
+"""What arrives, made ready for the engine one by one on a thread of its own: a long prompt or a slow lookup delays
+neither a decode step nor a cancellation.
+
+Owner of the waiting list; ``submit``, ``call`` and ``cancel`` are for the reader thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from barrel_inference.engine.engine import Engine
+from barrel_inference.engine.requests.generation import Generation
+from barrel_inference.errors import BarrelError, InvalidRequestError
+from barrel_inference.types import Request
+from barrel_inference.worker.messages import Call, Msg, Output, Reply
+
+Send = Callable[[list[Msg]], None]
+
+log = logging.getLogger(__name__)
+
+
+class Intake:
+    """``prepare`` and ``answer`` may raise BarrelError; ``answer`` may return a Future."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        send: Send,
+        *,
+        prepare: Callable[[Request], Generation],
+        answer: Callable[[str, dict[str, Any]], Any],
+    ) -> None:
+        self._engine = engine
+        self._send = send
+        self._prepare = prepare
+        self._answer = answer
+        self._queue: queue.SimpleQueue[Request | Call] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: set[str] = set()
+        self._cancelled: set[str] = set()
+        threading.Thread(target=self._run, name="intake", daemon=True).start()
+
+    def submit(self, request: Request) -> None:
+        with self._lock:
+            self._waiting.add(request.id)
+        self._queue.put(request)
+
+    def call(self, call: Call) -> None:
+        self._queue.put(call)
+
+    def cancel(self, request_id: str) -> None:
+        """At once, or as soon as the engine has it."""
+        with self._lock:
+            if request_id in self._waiting:
+                self._cancelled.add(request_id)
+            else:
+                self._engine.cancel(request_id)
+
+    def _run(self) -> None:
+        while True:
+            item = self._queue.get()
+            if isinstance(item, Request):
+                self._take(item)
+            else:
+                self._reply(item)
+
+    def _take(self, request: Request) -> None:
+        try:
+            generation = self._prepare(request)
+        except Exception as error:
+            self._forget(request.id)
+            self._send([Output(request.id, error=_wrap(error).to_dict())])
+            return
+        with self._lock:
+            self._waiting.discard(request.id)
+            self._engine.submit(generation)
+            if request.id in self._cancelled:
+                self._cancelled.discard(request.id)
+                self._engine.cancel(request.id)
+
+    def _forget(self, request_id: str) -> None:
+        with self._lock:
+            self._waiting.discard(request_id)
+            self._cancelled.discard(request_id)
+
+    def _reply(self, call: Call) -> None:
+        try:
+            result = self._answer(call.op, call.args)
+        except Exception as error:
+            self._send([Reply(call.call_id, error=_wrap(error).to_dict())])
+            return
+        if isinstance(result, Future):
+            result.add_done_callback(lambda future: self._reply_later(call, future))
+        else:
+            self._send([Reply(call.call_id, result)])
+
+    def _reply_later(self, call: Call, future: Future[Any]) -> None:
+        error = future.exception()
+        if isinstance(error, Exception):
+            self._send([Reply(call.call_id, error=_wrap(error).to_dict())])
+        else:
+            self._send([Reply(call.call_id, future.result())])
+
+
+def _wrap(error: Exception) -> BarrelError:
+    """Ours as they are; anything else is a bug of ours, told in full only to the log."""
+    if not isinstance(error, BarrelError):
+        log.error("a request failed unexpectedly", exc_info=error)
+    return InvalidRequestError.wrap(error)
