@@ -1,0 +1,38 @@
+"""Backends by name: ours, and third parties' through the entry point group ``barrel_inference.backends``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from barrel_inference.config import LoadOptions
+from barrel_inference.engine.backend import Backend
+from barrel_inference.errors import ConfigError
+
+GROUP = "barrel_inference.backends"
+OnProgress = Callable[[float], None]
+
+
+def open_backend(options: LoadOptions, on_progress: OnProgress) -> Backend:
+    """Load the model. Raises ConfigError for an unknown name, and what the backend raises."""
+    match options.backend:
+        case "llama":
+            from barrel_inference.engine.llama import LlamaBackend
+
+            return LlamaBackend(options, on_progress)
+        case "stub":
+            from barrel_inference.engine.stub import StubBackend
+
+            return StubBackend(options, on_progress)
+        case name:
+            return _third_party(name, options, on_progress)
+
+
+def _third_party(name: str, options: LoadOptions, on_progress: OnProgress) -> Backend:
+    found = entry_points(group=GROUP)
+    for entry in found:
+        if entry.name == name:
+            backend: Backend = entry.load()(options, on_progress)
+            return backend
+    known = ", ".join(["llama", "stub", *(entry.name for entry in found)])
+    raise ConfigError(f"unknown backend {name!r}; known: {known}", option="backend", value=name, allowed=known)

@@ -1,0 +1,179 @@
+"""The real Backend. Every call that llama.cpp answers with an abort or with silent nonsense is checked here first.
+
+Owner of model, context, batch and samplers' candidate array: the engine thread. The vocabulary methods only read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from barrel_inference.config import LoadOptions
+from barrel_inference.engine.backend import DecodeStatus, Sampler, Slice
+from barrel_inference.engine.llama.batch import Batch
+from barrel_inference.engine.llama.binding import float_view, lib, log_tail
+from barrel_inference.engine.llama.context import open_context
+from barrel_inference.engine.llama.embedding import embed
+from barrel_inference.engine.llama.facts import read_info
+from barrel_inference.engine.llama.sampling import Candidates, LlamaSampler
+from barrel_inference.engine.llama.vocabulary import Vocabulary
+from barrel_inference.engine.llama.watchdog import Watchdog
+from barrel_inference.engine.llama.weights import Weights
+from barrel_inference.errors import DecodeError, NoWeightsError
+from barrel_inference.types import Sampling
+
+_STATUS = {0: DecodeStatus.OK, 1: DecodeStatus.NO_ROOM, 2: DecodeStatus.ABORTED}
+_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+
+
+class LlamaBackend:
+    """Loads in the constructor: ModelFileError, LoadError or ConfigError."""
+
+    def __init__(self, options: LoadOptions, on_progress: Callable[[float], None] = lambda fraction: None) -> None:
+        self._options = options
+        self._weights = Weights(options, on_progress)
+        self._vocabulary = Vocabulary(self._weights.vocab)
+        self._watchdog = Watchdog()
+        self._context: Any = None
+        self._memory: Any = None
+        self._rows: list[int] = []
+        self.scratch = options.context_opts.n_seq_max
+        if options.model_opts.vocab_only:
+            self.info = read_info(self._weights, options, context=None, flash_attn=False)
+            return
+        try:
+            flash_attn = self._open()
+        except BaseException:
+            self._weights.close()
+            raise
+        self.info = read_info(self._weights, options, context=self._context, flash_attn=flash_attn)
+        self._batch = Batch(self.info.n_batch)
+        self._candidates = Candidates(self.info.n_vocab)
+
+    def _open(self) -> bool:
+        self._context, flash_attn = open_context(self._weights, self._options.context_opts)
+        self._memory = lib.llama_get_memory(self._context)
+        self._watchdog.attach(self._context)
+        return flash_attn
+
+    # ---- vocabulary
+
+    def tokenize(self, text: bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+        return self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def piece(self, token: int, *, special: bool) -> bytes:
+        return self._vocabulary.piece(token, special=special)
+
+    def is_eog(self, token: int) -> bool:
+        return self._vocabulary.is_eog(token)
+
+    def is_control(self, token: int) -> bool:
+        return self._vocabulary.is_control(token)
+
+    # ---- decoding
+
+    def decode(self, slices: list[Slice], budget_s: float | None) -> DecodeStatus:
+        self._check(slices)
+        self._rows = self._batch.fill(slices)
+        self._watchdog.arm(budget_s)
+        log_tail.clear()
+        code = lib.llama_decode(self._context, self._batch.struct)
+        self._watchdog.disarm()
+        return _STATUS.get(code, DecodeStatus.FAILED)
+
+    def _check(self, slices: list[Slice]) -> None:
+        """What llama.cpp would answer with an abort, or with a KV that is silently wrong."""
+        if self._context is None:
+            raise NoWeightsError("this model was loaded with vocab_only")
+        n_tokens = sum(len(piece.tokens) for piece in slices)
+        if not 0 < n_tokens <= self.info.n_batch:
+            raise DecodeError(f"a batch of {n_tokens} tokens; 1 to {self.info.n_batch} are possible")
+        for piece in slices:
+            self._check_seq(piece.seq)
+            if not piece.tokens or min(piece.tokens) < 0 or max(piece.tokens) >= self.info.n_vocab:
+                raise DecodeError(f"token ids must be in [0, {self.info.n_vocab}) and at least one")
+            held = self._last_position(piece.seq)
+            if held + 1 != piece.start:
+                # An empty sequence would accept any start, and attend to nothing before it.
+                raise DecodeError(f"sequence {piece.seq} ends at {held}, the batch starts at {piece.start}")
+
+    def _check_seq(self, seq: int) -> None:
+        if not 0 <= seq <= self.scratch:
+            raise DecodeError(f"sequence id {seq} is outside [0, {self.scratch}]")
+
+    def _last_position(self, seq: int) -> int:
+        return int(lib.llama_memory_seq_pos_max(self._memory, seq)) if self._memory else -1
+
+    def logits(self, index: int) -> NDArray[np.float32]:
+        view = float_view(lib.llama_get_logits_ith(self._context, self._rows[index]), self.info.n_vocab)
+        if view is None:
+            raise DecodeError(f"slice {index} of the last batch asked for no logits")
+        return view
+
+    def sampler(self, sampling: Sampling, seed: int) -> Sampler:
+        return LlamaSampler(sampling, seed, self._vocabulary, self._candidates, n_ctx=self.info.n_ctx)
+
+    def embed(self, inputs: list[list[int]]) -> list[NDArray[np.float32]]:
+        if self._context is None:
+            raise NoWeightsError("this model was loaded with vocab_only")
+        return embed(self._context, self._memory, self._batch, self.info, inputs, scratch=self.scratch)
+
+    def rebuild(self) -> None:
+        lib.llama_free(self._context)
+        self._context = None
+        self._open()
+
+    # ---- memory
+
+    def seq_copy(self, src: int, dst: int, start: int, stop: int) -> None:
+        self._check_seq(src)
+        self._check_seq(dst)
+        if self._memory and src != dst:
+            lib.llama_memory_seq_cp(self._memory, src, dst, start, stop)
+
+    def seq_remove(self, seq: int, start: int, stop: int) -> bool:
+        self._check_seq(seq)
+        return not self._memory or bool(lib.llama_memory_seq_rm(self._memory, seq, start, stop))
+
+    def seq_bounds(self, seq: int) -> tuple[int, int]:
+        self._check_seq(seq)
+        if not self._memory:
+            return (-1, -1)
+        return int(lib.llama_memory_seq_pos_min(self._memory, seq)), self._last_position(seq)
+
+    def state_size(self, seq: int, *, partial: bool) -> int:
+        self._check_seq(seq)
+        return int(lib.llama_state_seq_get_size_ext(self._context, seq, _PARTIAL if partial else 0))
+
+    def state_read(self, seq: int, into: memoryview, *, partial: bool) -> int:
+        self._check_seq(seq)
+        flags = _PARTIAL if partial else 0
+        return int(lib.llama_state_seq_get_data_ext(self._context, _bytes_of(into), len(into), seq, flags))
+
+    def state_write(self, seq: int, blob: memoryview, *, partial: bool) -> bool:
+        self._check_seq(seq)
+        lib.llama_memory_seq_rm(self._memory, seq, -1, -1)  # an empty blob succeeds without clearing
+        flags = _PARTIAL if partial else 0
+        consumed = lib.llama_state_seq_set_data_ext(self._context, _bytes_of(blob), len(blob), seq, flags)
+        if consumed == len(blob):
+            return True
+        # A failure in a later section leaves cells of earlier ones behind, with unwritten data.
+        lib.llama_memory_seq_rm(self._memory, seq, -1, -1)
+        return False
+
+    def close(self) -> None:
+        self._watchdog.close()
+        if self._context is not None:
+            lib.llama_free(self._context)
+            self._context = None
+        self._weights.close()
+
+
+def _bytes_of(view: memoryview) -> Any:
+    """A ctypes pointer into ``view``, which may be read-only."""
+    array = np.frombuffer(view, np.uint8)
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

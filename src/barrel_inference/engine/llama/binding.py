@@ -1,0 +1,97 @@
+"""The compiled library: its import, its log, what it was built with. The log tail is process-wide, as llama.cpp's is."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections import deque
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp
+
+__all__ = ["build", "features", "float_view", "lib", "log_tail"]
+from numpy.typing import NDArray
+
+lib: Any = llama_cpp  # ctypes: nothing in it has a type that could be checked
+
+_log = logging.getLogger(__name__)
+_ERROR, _WARN, _CONT = 4, 3, 5
+_FLASH_LINE = "resolve_fused_ops: Flash Attention"
+
+
+class LogTail:
+    """The last lines llama.cpp complained with: the only place where it says why a call failed."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=20)
+        self._lock = threading.Lock()
+        self._last_level = 0
+        self.flash_attn_resolved: bool | None = None
+
+    def write(self, level: int, text: str) -> None:
+        level = self._last_level if level == _CONT else level
+        self._last_level = level
+        if _FLASH_LINE in text:
+            self.flash_attn_resolved = "enabled" in text
+        if level not in (_ERROR, _WARN) or not text.strip():
+            return
+        with self._lock:
+            self._lines.append(text.strip())
+        _log.log(logging.WARNING if level == _ERROR else logging.INFO, "%s", text.strip())
+
+    def clear(self) -> None:
+        with self._lock:
+            self._lines.clear()
+
+    def reason(self, default: str) -> str:
+        """The collected complaints in one line."""
+        with self._lock:
+            return "; ".join(self._lines) or default
+
+
+log_tail = LogTail()
+
+
+def _receive(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
+    log_tail.write(level, text.decode(errors="replace"))
+
+
+_callback = lib.llama_log_callback(_receive)
+lib.llama_log_set(_callback, ctypes.c_void_p(0))
+lib.llama_backend_init()
+
+
+def float_view(pointer: Any, count: int) -> NDArray[np.float32] | None:
+    """The ``count`` floats that llama.cpp points to, without a copy; None for a null pointer."""
+    address = ctypes.cast(pointer, ctypes.c_void_p).value
+    if address is None:
+        return None
+    array: Any = (ctypes.c_float * count).from_address(address)
+    view: NDArray[np.float32] = np.frombuffer(array, np.float32)
+    return view
+
+
+def build() -> str:
+    """Identifies binding, llama.cpp and state format: KV bytes of another build are never loaded."""
+    return (
+        f"llama-cpp-python {version('llama-cpp-python')} llama.cpp {lib.llama_version().decode()} "
+        f"session {lib.LLAMA_SESSION_VERSION} seq {lib.LLAMA_STATE_SEQ_VERSION}"
+    )
+
+
+def features() -> dict[str, Any]:
+    """What was compiled in, for ``doctor``."""
+    return {
+        "binding": version("llama-cpp-python"),
+        "llama_cpp": lib.llama_version().decode(),
+        "build": build(),
+        "system": lib.llama_print_system_info().decode().strip(),
+        "gpu_offload": bool(lib.llama_supports_gpu_offload()),
+        "mmap": bool(lib.llama_supports_mmap()),
+        "mlock": bool(lib.llama_supports_mlock()),
+        "max_devices": int(lib.llama_max_devices()),
+        "max_sequences": int(lib.llama_max_parallel_sequences()),
+    }

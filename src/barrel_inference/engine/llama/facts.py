@@ -1,0 +1,86 @@
+"""BackendInfo of a loaded model: what the GGUF says and what the context became."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from barrel_inference.config import LoadOptions
+from barrel_inference.engine.backend import BackendInfo
+from barrel_inference.engine.llama.binding import build, lib, log_tail
+from barrel_inference.engine.llama.weights import Weights
+
+_BITS = re.compile(r"(\d+)")
+_FTYPES = {
+    value: name.removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_").lower()
+    for name, value in vars(lib).items()
+    if name.startswith("LLAMA_FTYPE_") and isinstance(value, int)
+}
+
+
+def read_info(weights: Weights, options: LoadOptions, *, context: Any, flash_attn: bool) -> BackendInfo:
+    model, opts = weights.pointer, options.context_opts
+    n_ctx_train = int(lib.llama_model_n_ctx_train(model))
+    quant_type = options.quant_type or _FTYPES.get(int(lib.llama_model_ftype(model)) & ~1024, "unknown")
+    template = lib.llama_model_chat_template(model, None)
+    warnings = []
+    if context is not None and opts.n_ctx > n_ctx_train > 0:
+        warnings.append(f"n_ctx {opts.n_ctx} is larger than the {n_ctx_train} tokens the model was trained on")
+    if options.model_opts.use_mlock and "mlock" in log_tail.reason(""):
+        warnings.append(f"the system refused to lock the weights in memory: {log_tail.reason('')}")
+    return BackendInfo(
+        architecture=weights.metadata("general.architecture") or "",
+        description=weights.description(),
+        n_ctx=opts.n_ctx,
+        n_ctx_train=n_ctx_train,
+        n_batch=int(lib.llama_n_batch(context)) if context else opts.n_batch,
+        n_ubatch=int(lib.llama_n_ubatch(context)) if context else opts.n_batch,
+        n_seq_max=opts.n_seq_max,
+        n_vocab=int(lib.llama_vocab_n_tokens(weights.vocab)),
+        n_embd=int(lib.llama_model_n_embd(model)),
+        n_layer=int(lib.llama_model_n_layer(model)),
+        n_params=int(lib.llama_model_n_params(model)),
+        size_bytes=int(lib.llama_model_size(model)),
+        n_swa=int(lib.llama_model_n_swa(model)),
+        is_recurrent=bool(lib.llama_model_is_recurrent(model)),
+        is_hybrid=bool(lib.llama_model_is_hybrid(model)),
+        has_memory=context is not None and bool(lib.llama_get_memory(context)),
+        vocab_only=options.model_opts.vocab_only,
+        embeddings=opts.embeddings,
+        flash_attn=flash_attn,
+        type_k=opts.type_k,
+        type_v=opts.type_v,
+        rope=_rope(weights, options),
+        quant_type=quant_type,
+        quant_bits=options.quant_bits or _quant_bits(quant_type),
+        add_bos=bool(lib.llama_vocab_get_add_bos(weights.vocab)),
+        bos_token=_token_text(weights, lib.llama_vocab_bos(weights.vocab)),
+        eos_token=_token_text(weights, lib.llama_vocab_eos(weights.vocab)),
+        chat_template=template.decode(errors="replace") if template else None,
+        build=build(),
+        warnings=tuple(warnings),
+    )
+
+
+def _rope(weights: Weights, options: LoadOptions) -> str:
+    """Every RoPE parameter that shapes KV bytes: the model's own and our overrides, in a fixed order."""
+    opts = options.context_opts
+    own = {key: weights.metadata(key) for key in weights.metadata_keys() if ".rope." in key}
+    lines = [f"type={lib.llama_model_rope_type(weights.pointer)}", *(f"{key}={own[key]}" for key in sorted(own))]
+    lines += [
+        f"override.freq_base={opts.rope_freq_base!r}",
+        f"override.freq_scale={opts.rope_freq_scale!r}",
+        f"override.scaling={opts.rope_scaling}",
+        f"override.yarn_orig_ctx={opts.yarn_orig_ctx}",
+    ]
+    return "\n".join(lines)
+
+
+def _quant_bits(quant_type: str) -> float:
+    found = _BITS.search(quant_type)
+    return float(found.group(1)) if found else 0.0
+
+
+def _token_text(weights: Weights, token: int) -> str:
+    text = lib.llama_vocab_get_text(weights.vocab, token) if token >= 0 else None
+    return text.decode(errors="replace") if text else ""

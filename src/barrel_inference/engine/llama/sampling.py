@@ -1,0 +1,163 @@
+"""llama.cpp's own samplers, in the order of types.Sampling, with randomness that depends on (seed, output index) only.
+
+Owner of the candidate array: the engine thread; it is filled anew for each token and shared by all samplers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from barrel_inference.engine.llama.binding import lib
+from barrel_inference.engine.llama.vocabulary import Vocabulary
+from barrel_inference.types import Sampling
+
+_MASK64 = (1 << 64) - 1
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+def token_seed(seed: int, index: int) -> int:
+    """32 well-mixed bits of (seed, index): a finaliser of splitmix64."""
+    z = (seed * 0x9E3779B97F4A7C15 + index * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return (z ^ (z >> 31)) & 0xFFFFFFFF
+
+
+class Candidates:
+    """llama_token_data_array over one numpy array."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._data = np.zeros(n_vocab, _CANDIDATE)
+        self._pointer = ctypes.cast(self._data.ctypes.data, lib.llama_token_data_p)
+        self.array = lib.llama_token_data_array()
+        self.reference = ctypes.byref(self.array)
+
+    def fill(self, logits: NDArray[np.float32]) -> None:
+        self._data["id"] = self._ids
+        self._data["logit"] = logits
+        self.array.data = self._pointer
+        self.array.size = len(self._ids)
+        self.array.selected = -1
+        self.array.sorted = False
+
+    def selected(self) -> int:
+        return int(self.array.data[self.array.selected].id)
+
+
+class LlamaSampler:
+    """The chain of one request. ``close`` frees it."""
+
+    def __init__(
+        self, sampling: Sampling, seed: int, vocabulary: Vocabulary, candidates: Candidates, *, n_ctx: int
+    ) -> None:
+        self.stateful = sampling.mirostat != 0
+        self._sampling = sampling
+        self._seed = seed
+        self._candidates = candidates
+        self._filters = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        self._remembers = False  # penalties or DRY: they need to see every token
+        self._biased = False
+        self._add_history(vocabulary, n_ctx)
+        self._greedy = sampling.temperature <= 0
+        self._plain = self._greedy and not (self._remembers or self._biased or self.stateful)
+        if self.stateful:
+            self._add_mirostat(vocabulary.n_tokens)
+        elif not self._greedy:
+            self._add_truncation()
+
+    def sample(self, logits: NDArray[np.float32], index: int) -> int:
+        if self._plain:
+            return int(logits.argmax())
+        candidates = self._candidates
+        candidates.fill(logits)
+        lib.llama_sampler_apply(self._filters, candidates.reference)
+        if self.stateful:
+            return candidates.selected()
+        if self._greedy:
+            _apply_once(lib.llama_sampler_init_greedy(), candidates)
+            return candidates.selected()
+        seed = token_seed(self._seed, index)
+        if self._sampling.xtc_probability > 0:
+            xtc = lib.llama_sampler_init_xtc(
+                self._sampling.xtc_probability, self._sampling.xtc_threshold, 1, seed ^ 0x5DEECE66
+            )
+            _apply_once(xtc, candidates)
+        _apply_once(lib.llama_sampler_init_temp(self._sampling.temperature), candidates)
+        _apply_once(lib.llama_sampler_init_dist(seed), candidates)
+        return candidates.selected()
+
+    def accept(self, token: int) -> None:
+        if self._remembers or self.stateful:
+            lib.llama_sampler_accept(self._filters, token)
+
+    def close(self) -> None:
+        if self._filters is not None:
+            lib.llama_sampler_free(self._filters)
+            self._filters = None
+
+    def _add(self, sampler: Any) -> None:
+        lib.llama_sampler_chain_add(self._filters, sampler)
+
+    def _add_history(self, vocabulary: Vocabulary, n_ctx: int) -> None:
+        s, n_vocab = self._sampling, vocabulary.n_tokens
+        bias = dict(s.logit_bias)
+        if s.ignore_eos:
+            bias |= dict.fromkeys(vocabulary.eog_tokens, float("-inf"))
+        if bias:
+            entries = (lib.llama_logit_bias * len(bias))(*bias.items())
+            self._add(lib.llama_sampler_init_logit_bias(n_vocab, len(bias), entries))
+            self._biased = True
+        if s.repeat_last_n and (s.repeat_penalty != 1.0 or s.presence_penalty or s.frequency_penalty):
+            last_n = n_ctx if s.repeat_last_n < 0 else s.repeat_last_n
+            self._add(
+                lib.llama_sampler_init_penalties(
+                    n_vocab, last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+                )
+            )
+            self._remembers = True
+        if s.dry_multiplier > 0 and s.dry_last_n:
+            last_n = n_ctx if s.dry_last_n < 0 else s.dry_last_n
+            breakers = (ctypes.c_char_p * len(s.dry_breakers))(*(text.encode() for text in s.dry_breakers))
+            self._add(
+                lib.llama_sampler_init_dry(
+                    vocabulary.pointer,
+                    s.dry_multiplier,
+                    s.dry_base,
+                    s.dry_allowed_length,
+                    last_n,
+                    ctypes.cast(breakers, ctypes.POINTER(ctypes.c_char_p)),
+                    len(s.dry_breakers),
+                )
+            )
+            self._remembers = True
+
+    def _add_mirostat(self, n_vocab: int) -> None:
+        s, seed = self._sampling, self._seed & 0xFFFFFFFF
+        self._add(lib.llama_sampler_init_temp(s.temperature))
+        if s.mirostat == 1:
+            self._add(lib.llama_sampler_init_mirostat(n_vocab, seed, s.mirostat_tau, s.mirostat_eta, 100))
+        else:
+            self._add(lib.llama_sampler_init_mirostat_v2(seed, s.mirostat_tau, s.mirostat_eta))
+
+    def _add_truncation(self) -> None:
+        s = self._sampling
+        if s.top_n_sigma > 0:
+            self._add(lib.llama_sampler_init_top_n_sigma(s.top_n_sigma))
+        if s.top_k > 0:
+            self._add(lib.llama_sampler_init_top_k(s.top_k))
+        if s.typical_p < 1:
+            self._add(lib.llama_sampler_init_typical(s.typical_p, 1))
+        if s.top_p < 1:
+            self._add(lib.llama_sampler_init_top_p(s.top_p, 1))
+        if s.min_p > 0:
+            self._add(lib.llama_sampler_init_min_p(s.min_p, 1))
+
+
+def _apply_once(sampler: Any, candidates: Candidates) -> None:
+    lib.llama_sampler_apply(sampler, candidates.reference)
+    lib.llama_sampler_free(sampler)
