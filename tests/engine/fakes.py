@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 
 from barrel_inference.config import ContextOpts, LoadOptions
 from barrel_inference.engine import sequence as resident
-from barrel_inference.engine.backend import BackendInfo, DecodeStatus, Slice
+from barrel_inference.engine.backend import Backend, BackendInfo, DecodeStatus, Slice
 from barrel_inference.engine.engine import Engine
-from barrel_inference.engine.kvstore import NoCheckpoints, NoPlan, Plan, SaveReason
+from barrel_inference.engine.kvstore import KVStore, NoCheckpoints, NoPlan, Plan, SaveReason
 from barrel_inference.engine.requests.generation import Generation, LogitMask
 from barrel_inference.engine.requests.prepare import Preparer, Tokenised
 from barrel_inference.errors import BarrelError
@@ -340,23 +341,27 @@ class Results(dict[str, Result]):
 class Bench:
     """An engine on fakes, stepped by the test."""
 
-    def __init__(self, *, exact: Exactness = "live", store: bool = False, **backend: Any) -> None:
+    def __init__(self, *, exact: Exactness = "live", store: bool = False, **facts: Any) -> None:
         self.clock = Clock()
-        self.backend = FakeBackend(self.clock, **backend)
+        self.backend = FakeBackend(self.clock, **facts)
         self.store = FakeStore(self.backend)
+        self.run_on(self.backend, self.store if store else NoCheckpoints(self.backend), exact)
+
+    def run_on(self, backend: Backend, store: KVStore, exact: Exactness = "live") -> Bench:
+        """Start afresh, as a new worker would, on these."""
         self.results = Results()
-        used = self.store if store else NoCheckpoints(self.backend)
         options = LoadOptions(id="m", context_opts=ContextOpts(decode_budget_ms=1000))
-        self.engine = Engine(self.backend, used, options, self.results, self.clock)
+        self.engine = Engine(backend, store, options, self.results, self.clock)
         self.preparer = Preparer(
-            self.backend,
-            used,
+            backend,
+            store,
             exact=exact,
             tokenise=lambda request: Tokenised(list(str(request.prompt).encode()), ()),
             constrain=_constrain,
             text_stream=lambda request: FakeText(request.stop),
             clock=self.clock,
         )
+        return self
 
     def prepare(
         self, request_id: str, prompt: Sequence[int] | str, *, temperature: float = 0, **fields: Any
@@ -369,10 +374,13 @@ class Bench:
         self.engine.submit(self.prepare(request_id, prompt, **fields))
 
     def run(self, limit: int = 20_000) -> Bench:
-        """Step until nothing is left to decode."""
+        """Step until nothing is left to do; reads of the store happen in real time."""
         for _ in range(limit):
-            if not self.engine.step():
+            if self.engine.step():
+                continue
+            if not self.engine.snapshot().queued:
                 return self
+            time.sleep(0.001)
         raise AssertionError("still running")
 
     def step(self, n: int = 1) -> Bench:

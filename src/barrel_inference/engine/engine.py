@@ -27,6 +27,7 @@ from barrel_inference.engine.sequence import Sequence
 from barrel_inference.errors import (
     BarrelError,
     ConfigError,
+    DecodeError,
     InvalidRequestError,
     NotLoadedError,
     RequestTimeoutError,
@@ -227,7 +228,7 @@ class Engine:
     def _decode(self, batch: list[Row]) -> bool:
         """Whether it went well; otherwise everyone has been sent to be replayed, or ended."""
         began = self._clock()
-        status = self._backend.decode([row.slice for row in batch], self._budget_s)
+        status = self._try_decode(batch)
         if status is not DecodeStatus.OK:
             self._counters[f"decode_{status.value}"] += 1
             n_waiting = len(self._admission.waiting)
@@ -238,6 +239,13 @@ class Engine:
         self._n_steps += 1
         self._account(batch, self._clock() - began)
         return True
+
+    def _try_decode(self, batch: list[Row]) -> DecodeStatus:
+        try:
+            return self._backend.decode([row.slice for row in batch], self._budget_s)
+        except DecodeError:  # refused before llama.cpp saw it: our idea of the context is wrong
+            log.exception("a batch was refused")
+            return DecodeStatus.FAILED
 
     def _account(self, batch: list[Row], elapsed_s: float) -> None:
         n_prefill = sum(len(row.slice.tokens) for row in batch if row.generation.state is State.PREFILL)

@@ -226,7 +226,7 @@ def test_who_waits_for_its_read_lets_others_pass() -> None:
     generation = bench.prepare("a", HEAD, max_tokens=2)
     bench.engine.submit(generation)
     bench.submit("b", tokens(10, seed=4), max_tokens=2)
-    bench.run()
+    bench.step(5)
     assert bench.results["b"].is_over and bench.results["a"].start is None
     assert generation.plan
     generation.plan.ready = True  # type: ignore[misc]

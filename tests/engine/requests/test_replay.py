@@ -149,6 +149,21 @@ def test_requests_that_fail_only_together_do_not_take_turns_for_ever() -> None:
     assert bench.backend.rebuilds <= 5
 
 
+def test_a_batch_the_backend_refuses_rebuilds_the_context() -> None:
+    def refuse(slices: list[Slice]) -> DecodeStatus | None:
+        if any(POISON in piece.tokens for piece in slices):
+            raise DecodeError("the sequence ends elsewhere")
+        return None
+
+    bench = Bench(n_seq_max=2)
+    bench.backend.fault = refuse
+    bench.submit("good", clean(20, 1), max_tokens=20)
+    bench.submit("bad", [1, POISON], max_tokens=20)
+    bench.run()
+    assert isinstance(bench.results["bad"].error, DecodeError)
+    assert bench.results["good"].done.tokens == solo(clean(20, 1), 20)
+
+
 def test_cancelling_a_suspect_releases_the_others() -> None:
     bench = Bench(n_seq_max=2)
     bench.submit("a", clean(20, 1), max_tokens=20)

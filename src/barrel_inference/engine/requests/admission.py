@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from barrel_inference.config import BLOCK_TOKENS
 from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.kvstore import KVStore
 from barrel_inference.engine.requests.generation import Generation, State
-from barrel_inference.engine.requests.prefix import Live, Prefix, common_prefix, find
+from barrel_inference.engine.requests.prefix import Live, Prefix, add_stops, common_prefix, find
 from barrel_inference.engine.sequence import Sequence
 
 
@@ -155,10 +157,11 @@ class Admission:
     def _start(self, generation: Generation, target: Sequence, live: Live) -> None:
         now = self._clock()
         report = self.prefix.fill(generation, target, live)
-        generation.restore_s += self._clock() - now
+        elapsed_s = self._clock() - now
+        generation.restore_s += elapsed_s
         if generation.admitted is None:
             generation.admitted = now
-            generation.cache = report
+            generation.cache = msgspec.structs.replace(report, restore_s=elapsed_s)
         self._occupy(generation, target)
         if generation.start is None:
             generation.start = report.restored_tokens
@@ -168,7 +171,7 @@ class Admission:
         target.salt, target.cache = request.salt, request.cache
         target.session = request.session or target.session
         target.n_prompt, target.boundaries = generation.n_prompt, generation.boundaries
-        if target.writes:
-            target.stops = self._store.stops(target.n_prompt, target.boundaries, len(target.tokens))
-        generation.stops = tuple(sorted({*generation.stops, *target.stops, generation.start or 0}))
+        if generation.start is not None:
+            generation.stops = tuple(sorted({*generation.stops, generation.start}))
+        target.stops = add_stops(self._store, generation, len(target.tokens))
         target.generation, generation.sequence = generation, target

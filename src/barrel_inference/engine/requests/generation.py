@@ -123,6 +123,15 @@ class Generation:
     def reads_cache(self) -> bool:
         return self.request.cache in ("auto", "read")
 
+    @property
+    def writes_cache(self) -> bool:
+        return self.request.cache in ("auto", "write")
+
+    @property
+    def n_known(self) -> int:
+        """Output tokens that can be fed again without their logits: all, but for a sampler that must see each row."""
+        return self.seen if self.sampler or self.request.sampling.mirostat else self.n_emitted
+
     # ---- feeding
 
     def feed(self, n_tokens: int) -> tuple[int, ...]:
@@ -135,7 +144,7 @@ class Generation:
     def resume_limit(self, available: int, chunk: int) -> int:
         """The largest position, at most ``available``, from which this request may go on."""
         if self.start is not None:
-            last = self.n_prompt - 1 + self.seen  # the sampler needs the logits of this one
+            last = self.n_prompt - 1 + self.n_known
             return replay_limit(
                 available, n_prompt=self.n_prompt, last=last, start=self.start, stops=self.stops, chunk=chunk
             )

@@ -50,12 +50,19 @@ def find(store: KVStore, generation: Generation, chunk: int, at_least: int = 0) 
             at_least=at_least,
             parent_key=request.parent_key,
         )
-    tokens = generation.history[: generation.n_prompt + generation.seen]
+    tokens = generation.history[: generation.n_prompt + generation.n_known]
     multiples = range(generation.start // chunk * chunk + chunk, generation.n_prompt, chunk)
     cuts = {generation.start, *multiples, *generation.stops}
     return store.find(
         tokens, salt=request.salt, exact="live", cuts=cuts, free_from=generation.n_prompt, at_least=at_least
     )
+
+
+def add_stops(store: KVStore, generation: Generation, start: int) -> tuple[int, ...]:
+    """Where a prefill from ``start`` must stop for the store; also added to the generation's stops. Any thread."""
+    own = store.stops(generation.n_prompt, generation.boundaries, start) if generation.writes_cache else ()
+    generation.stops = tuple(sorted({*generation.stops, *own}))
+    return own
 
 
 class Prefix:

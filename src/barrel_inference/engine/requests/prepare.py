@@ -13,7 +13,7 @@ from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.kvstore import KVStore
 from barrel_inference.engine.requests.generation import Generation, LogitMask, TextStream
 from barrel_inference.engine.requests.logprobs import TokenLogprobs
-from barrel_inference.engine.requests.prefix import find
+from barrel_inference.engine.requests.prefix import add_stops, find
 from barrel_inference.engine.scheduler import Limits
 from barrel_inference.errors import ContextExceededError, InvalidRequestError, NoWeightsError, UnsupportedError
 from barrel_inference.types import Constraint, Exactness, Request
@@ -66,6 +66,8 @@ class Preparer:
             arrived=arrived,
             deadline=None if request.timeout_s is None else arrived + request.timeout_s,
         )
+        if generation.start is not None:
+            add_stops(self._store, generation, generation.start)
         generation.plan = find(self._store, generation, Limits(info.n_batch, 0).solo_chunk)
         return generation
 
@@ -96,11 +98,11 @@ class Preparer:
         return prompt
 
     def _tokens(self, request: Request) -> Tokenised:
-        if request.resume:
-            return Tokenised(list(request.resume.prompt_tokens), request.boundaries)
         if isinstance(request.prompt, str):
-            return self._tokenise(request)
-        return Tokenised(list(request.prompt), request.boundaries)
+            prompt = self._tokenise(request)
+        else:
+            prompt = Tokenised(list(request.prompt), request.boundaries)
+        return prompt._replace(tokens=list(request.resume.prompt_tokens)) if request.resume else prompt
 
     def _logprobs(self, request: Request) -> TokenLogprobs | None:
         if not request.logprobs:
