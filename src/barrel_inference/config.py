@@ -136,6 +136,37 @@ class LoadArguments(Options, frozen=True):
     stub: dict[str, Any] = {}
 
 
+class ServerOptions(Options, frozen=True):
+    """The HTTP server. Times in seconds unless the name says otherwise; 0 of a limit that may be 0 means none."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    api_keys: tuple[Annotated[str, Meta(min_length=8)], ...] = ()
+    insecure_no_auth: bool = False  # allows an address that others can reach without keys
+    origins: tuple[str, ...] = ()  # web pages that may ask, beside those of this machine; * within
+    hosts: tuple[str, ...] = ()  # Host names that are ours, beside this machine's
+    max_body_bytes: Positive = 64 << 20
+    max_header_bytes: Positive = 64 << 10
+    max_messages: Positive = 10_000
+    max_nesting: Positive = 64  # of JSON
+    max_connections: Natural = 2048  # open at a time
+    max_active: Natural = 1024  # requests at a time, those that wait included
+    read_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0  # for a client to send its head, or more of its body
+    keep_alive_default_ms: Annotated[int, Meta(ge=-1, le=2**53)] = 300_000  # -1: models stay loaded
+    v1_keep_alive: bool = False  # whether keep_alive in requests to /v1 counts
+    max_loaded_models: Natural = 0  # as many as fit
+    num_parallel: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 4  # requests of one model at a time
+    max_queue: Natural = 512  # of one model
+    queue_timeout_s: Seconds = 600.0
+    context_size: Positive | None = None  # of models that do not say theirs; max_context_size
+    max_context_size: Positive = 4096
+    preload: tuple[str, ...] = ()
+    auto_pull: bool = False
+    allow_private_pulls: bool = False  # from addresses of the local network
+    drain_s: Seconds = 30.0  # running requests may go on so long at the end
+    models: dict[str, dict[str, Any]] = {}  # name: options of load_model, and parameters, system, template
+
+
 class RuntimeConfig(Options, frozen=True):
     """The runtime of a process: its tiers and what every load starts from. One TOML file holds it.
 
@@ -156,3 +187,18 @@ class RuntimeConfig(Options, frozen=True):
     pressure: PressureSource = "none"
     pressure_high: Fraction = 0.85
     pressure_low: Fraction = 0.75
+    server: ServerOptions = ServerOptions()
+
+
+class RegistryOpts(Options, frozen=True):
+    """Where models come from and how they are fetched."""
+
+    hf_endpoint: str = "https://huggingface.co"  # HF_ENDPOINT
+    hf_token: str | None = None  # HF_TOKEN; sent to hf_endpoint's host only
+    ollama_endpoint: str | None = None  # stands in for https://registry.ollama.ai (a mirror)
+    allow_private: bool = False  # pull from loopback, private and link-local addresses
+    connections: int = 4  # parallel ranges of one file
+    stall_s: float = 30.0  # without a byte, a connection is given up and tried again
+    max_attempts: int = 6  # in a row without a byte of progress
+    part_keep_days: float = 14.0  # gc leaves younger unfinished downloads alone
+    max_context_size: int = 4096  # caps num_ctx of installed models

@@ -1,0 +1,93 @@
+"""One table from error codes to HTTP status, and what of an error a client may see. Pure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from barrel_inference.errors import BarrelError
+
+INTERNAL = 500
+_STATUS = {
+    "invalid_option": 400,
+    "invalid_request": 400,
+    "invalid_schema": 400,
+    "context_exceeded": 400,
+    "template_error": 400,
+    "unsupported": 400,
+    "no_weights": 400,
+    "invalid_name": 400,
+    "invalid_modelfile": 400,
+    "modelfile_directive_not_supported": 400,
+    "invalid_model_file": 400,
+    "cache_error": 400,
+    "tier_mismatch": 400,
+    "tier_unknown": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "model_not_found": 404,
+    "not_found": 404,
+    "not_loaded": 404,
+    "method_not_allowed": 405,
+    "already_loaded": 409,
+    "too_large": 413,
+    "queue_full": 429,
+    "seq_capacity": 429,
+    "timeout": 504,
+    "decode_timeout": 504,
+    "out_of_memory": 507,
+    "disk_full": 507,
+    "shutting_down": 503,
+    "worker_died": 503,
+    "pull_failed": 502,
+    "digest_mismatch": 502,
+}
+_ROOTS = "|".join(sorted(re.escape(entry.name) for entry in Path("/").iterdir() if entry.is_dir()))
+_PATH = re.compile(rf"(?<![\w.:/])/(?:{_ROOTS})/(?:[^\s'\"/]+/)*([^\s'\"/:,;]+)")
+
+
+class UnauthorizedError(BarrelError):
+    code = "unauthorized"
+
+
+class ForbiddenError(BarrelError):
+    code = "forbidden"
+
+
+class NotFoundError(BarrelError):
+    code = "not_found"
+
+
+class MethodNotAllowedError(BarrelError):
+    code = "method_not_allowed"
+
+
+class TooLargeError(BarrelError):
+    code = "too_large"
+
+
+class ShuttingDownError(BarrelError):
+    code = "shutting_down"
+
+
+def status(error: BarrelError) -> int:
+    return _STATUS.get(error.code, INTERNAL)
+
+
+def headers(error: BarrelError) -> dict[str, str]:
+    """``Retry-After`` in whole seconds where trying again makes sense."""
+    if status(error) not in (429, 503):
+        return {}
+    return {"retry-after": str(max(1, round(error.details.get("retry_after_s", 1))))}
+
+
+def public(error: BarrelError) -> str:
+    """The message without the directories of this machine; a path keeps its last component."""
+    return _PATH.sub(r"\1", error.message)
+
+
+def of(error: BaseException) -> BarrelError:
+    """What a client is told of any exception: of a bug only that there was one (the log has the rest)."""
+    if isinstance(error, BarrelError):
+        return error
+    return BarrelError("internal error: the server's log has the details under this request's id")

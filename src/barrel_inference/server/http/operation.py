@@ -1,0 +1,69 @@
+"""One row of the API: method, path, what goes in and out. Routes and the OpenAPI document are made from the same rows.
+
+An endpoint raises BarrelErrors; the operation answers them in its dialect's shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from barrel_inference.errors import InvalidRequestError
+from barrel_inference.server.http import record
+from barrel_inference.server.http.streaming import Failure, noted
+
+T = TypeVar("T")
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """``request``, ``response`` and ``stream`` (one piece of a streamed answer) are msgspec types, or None for no JSON.
+
+    ``open`` operations need no API key.
+    """
+
+    method: str
+    path: str
+    endpoint: Endpoint
+    failure: Failure
+    summary: str
+    request: Any = None
+    response: Any = None
+    stream: Any = None
+    open: bool = False
+
+    def route(self) -> Route:
+        return Route(self.path, self._answer, methods=[self.method], include_in_schema=False)
+
+    async def _answer(self, request: Request) -> Response:
+        record.current().route = self.path
+        try:
+            return await self.endpoint(request)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            return self.failure(noted(error))
+
+
+async def read(request: Request, kind: type[T], *, empty: bytes | None = None) -> T:
+    """The JSON body, whatever its content type claims to be. Raises InvalidRequestError.
+
+    ``empty``: what an empty body stands for; without it an empty body is an error.
+    """
+    body = await request.body()
+    if not body.strip():
+        if empty is None:
+            raise InvalidRequestError("missing request body")
+        body = empty
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"invalid request: {error}") from None

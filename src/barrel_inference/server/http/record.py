@@ -1,0 +1,63 @@
+"""What is known about the request in hand: filled in by whoever learns it, read by the log line and the metrics.
+
+One mutable Record per request, reached through a context variable; owned by the request's task.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from barrel_inference.types import Completion
+
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+@dataclass(slots=True)
+class Record:
+    id: str
+    method: str = ""
+    path: str = ""
+    route: str = "other"  # the pattern, for metrics: paths of clients must not become labels
+    started: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    model: str = ""
+    error: str = ""
+    queued_s: float = 0.0
+    load_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cache: str = ""
+    tier: str = ""
+    first_token_s: float = 0.0
+    disconnected: bool = False
+
+    def complete(self, completion: Completion) -> None:
+        """Add one generation; a request may have several."""
+        self.prompt_tokens += completion.usage.prompt_tokens
+        self.cached_tokens += completion.usage.cached_tokens
+        self.completion_tokens += completion.usage.completion_tokens
+        self.cache = completion.cache.kind
+        self.tier = completion.cache.tier or ""
+        self.first_token_s = self.first_token_s or completion.timings.first_token_s
+
+
+_current: ContextVar[Record] = ContextVar("record")
+
+
+def begin(record: Record) -> None:
+    _current.set(record)
+
+
+def current() -> Record:
+    """The request in hand; outside of one, a record that nobody reads."""
+    return _current.get(None) or Record(id="none")
+
+
+def request_id(wanted: str | None) -> str:
+    """The client's own id when it is harmless, otherwise a new one."""
+    return wanted if wanted and _ID.fullmatch(wanted) else "req_" + secrets.token_hex(12)

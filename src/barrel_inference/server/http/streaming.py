@@ -1,0 +1,142 @@
+"""Answers that stop working when their client leaves: one JSON body, or a stream of pieces.
+
+Each response owns the work it was given: it starts it when it is sent, and has ended it when it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from barrel_inference.errors import BarrelError
+from barrel_inference.server import failures
+from barrel_inference.server.http import record
+
+NDJSON = "application/x-ndjson"
+SSE = "text/event-stream"
+JSON = "application/json; charset=utf-8"
+
+Failure = Callable[[BarrelError], Response]
+LastWords = Callable[[BarrelError], bytes]
+
+_log = logging.getLogger(__name__)
+
+
+class Answer(Response):
+    """The bytes that ``work`` gives; ``failure`` makes the response of what it raises."""
+
+    def __init__(self, work: Coroutine[Any, Any, bytes], *, failure: Failure, media_type: str = JSON) -> None:
+        self._work = work
+        self._failure = failure
+        self.media_type = media_type
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = Response(await self._work, media_type=self.media_type)
+        except Exception as error:
+            response = self._failure(noted(error))
+        await response(scope, receive, send)
+
+
+class Stream(Response):
+    """The pieces of a generator as they come.
+
+    What fails before the first piece is answered with ``failure``; later, ``last_words`` are the last piece.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        *,
+        media_type: str,
+        last_words: LastWords,
+        failure: Failure,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._pieces = pieces
+        self._last_words = last_words
+        self._failure = failure
+        self._fields = {"content-type": media_type, "cache-control": "no-cache", **(headers or {})}
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._pieces):
+            await while_connected(receive, self._stream(scope, receive, send))
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            first = await anext(self._pieces, b"")
+        except Exception as error:
+            await self._failure(noted(error))(scope, receive, send)
+            return
+        await self._start(send)
+        await _body(send, first)
+        try:
+            async for piece in self._pieces:
+                await _body(send, piece)
+        except Exception as error:
+            await _body(send, self._last_words(noted(error)))
+        await _body(send, b"", more=False)
+
+    async def _start(self, send: Send) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in self._fields.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _body(send: Send, piece: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` to its end, or cancel it when the client disconnects. The request's body must have been read."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            record.current().disconnected = True
+    finally:
+        await ended(gone, task)
+    if not task.cancelled():
+        task.result()
+
+
+async def ended(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel what still runs and wait until it has cleaned up."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def noted(error: BaseException) -> BarrelError:
+    """What the client is told of ``error``; the request's record and, for a bug, the log get the rest."""
+    shown = failures.of(error)
+    entry = record.current()
+    entry.error = shown.code
+    if shown is not error:
+        _log.error("request %s failed", entry.id, exc_info=error)
+    return shown
+
+
+def sse(data: bytes, event: str | None = None) -> bytes:
+    """One server-sent event."""
+    name = f"event: {event}\n".encode() if event else b""
+    return name + b"data: " + data + b"\n\n"
+
+
+Work = Awaitable[bytes]

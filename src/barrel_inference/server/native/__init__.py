@@ -1,0 +1,1 @@
+"""Routes of our own, which no other server has: cache, tokens, registry housekeeping, health."""
