@@ -96,9 +96,13 @@ class Cells:
             if in_order and not run.transposed:
                 begin = offset + first * run.width
                 pieces.append(self.blob[begin : begin + count * run.width])
+                continue
+            grid = _grid(self.blob, offset, run, cells)
+            if in_order:
+                rows = grid[:, first * run.width : (first + count) * run.width]
             else:
-                grid = _grid(self.blob, offset, run, cells)
-                pieces.append(np.ascontiguousarray(grid[:, ordinals]).reshape(-1).data)
+                rows = grid.reshape(run.channels, cells, run.width)[:, ordinals]
+            pieces.append(np.ascontiguousarray(rows).reshape(-1).data)
         return pieces
 
     def _ordinals(self, start: int, stop: int) -> NDArray[np.intp]:
@@ -250,9 +254,10 @@ def _skip_recurrent(blob: memoryview, at: int) -> None:
         raise LayoutError("the recurrent section ends elsewhere")
 
 
-def _grid(blob: memoryview | Bytes, offset: int, run: Run, cells: int) -> NDArray[np.uint8]:
+def _grid(blob: memoryview, offset: int, run: Run, cells: int) -> Bytes:
+    """One line for each channel, the cells side by side in it: a range of cells is copied line by line."""
     flat = np.frombuffer(blob, np.uint8, run.bytes_per_token * cells, offset)
-    return flat.reshape(run.channels, cells, run.width)
+    return flat.reshape(run.channels, cells * run.width)
 
 
 class SectionTarget:
@@ -293,8 +298,10 @@ class SectionTarget:
         """Copy positions [start, stop) of a payload that holds positions ``held``."""
         source, n_held = 0, held[1] - held[0]
         for run, offset in zip(self.spec.runs, self._offsets, strict=True):
-            rows = _grid(payload, source, run, n_held)[:, start - held[0] : stop - held[0]]
-            _grid(blob, offset, run, self.count)[:, start - self.first : stop - self.first] = rows
+            width = run.width
+            rows = _grid(payload, source, run, n_held)[:, (start - held[0]) * width : (stop - held[0]) * width]
+            to = slice((start - self.first) * width, (stop - self.first) * width)
+            _grid(blob, offset, run, self.count)[:, to] = rows
             source += run.bytes_per_token * n_held
 
 
