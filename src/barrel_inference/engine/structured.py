@@ -1,7 +1,7 @@
 """Constrained output through llguidance: JSON schema, regex, Lark, GBNF, choices.
 
-``Structured`` is shared by the reader threads, which compile (a lock guards tokenizer and memo); a ``Mask`` belongs to one
-request and the engine thread.
+``Structured`` is shared by the reader threads, which compile (a lock guards tokenizer and memo); a ``Mask`` belongs to
+one request and the engine thread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import codecs
 import json
 import threading
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
 
 import llguidance
 import numpy as np
@@ -23,6 +23,7 @@ from barrel_inference.types import Constraint
 
 COMPILED_KEPT = 64
 # Unbounded white space lets a weak model fill its whole budget with it.
+_KINDS = ("json_schema", "regex", "grammar", "choices")
 _JSON_WHITESPACE = r"[\x20\x0A]{0,16}"
 
 
@@ -49,7 +50,7 @@ class Structured:
     def _compile(self, constraint: Constraint) -> Any:
         grammar = _grammar(constraint)
         if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(_Vocabulary(self._backend))
+            self._tokenizer = LLTokenizer(cast(Any, _Vocabulary(self._backend)))
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise SchemaError(f"the constraint cannot be used: {_first_line(matcher.get_error())}")
@@ -111,10 +112,8 @@ class _Vocabulary:
 
 
 def _grammar(constraint: Constraint) -> str:
-    set_fields = [
-        name for name in ("json_schema", "regex", "grammar", "choices") if getattr(constraint, name) is not None
-    ]
-    match set_fields:
+    given = [name for name in _KINDS if getattr(constraint, name) is not None]
+    match given:
         case ["json_schema"]:
             return _json_grammar(constraint.json_schema or "")
         case ["regex"]:
@@ -125,7 +124,7 @@ def _grammar(constraint: Constraint) -> str:
             return str(llguidance.grammar_from("choice", json.dumps(list(constraint.choices))))
         case ["grammar"]:
             return _text_grammar(constraint.grammar or "")
-    raise SchemaError(f"exactly one of json_schema, regex, grammar and choices, not {set_fields or 'none'}")
+    raise SchemaError(f"exactly one of json_schema, regex, grammar and choices, not {given or 'none'}")
 
 
 def _json_grammar(schema: str) -> str:

@@ -1,4 +1,4 @@
-"""The compiled library: its import, its log, what it was built with. The log tail is process-wide, as llama.cpp's is."""
+"""The compiled library: import, log, what it was built with. The log tail is process-wide, as llama.cpp's is."""
 
 from __future__ import annotations
 

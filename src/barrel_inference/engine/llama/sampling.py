@@ -6,13 +6,12 @@ Owner of the candidate array: the engine thread; it is filled anew for each toke
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from barrel_inference.engine.llama.binding import lib
-from barrel_inference.engine.llama.vocabulary import Vocabulary
 from barrel_inference.types import Sampling
 
 _MASK64 = (1 << 64) - 1
@@ -25,6 +24,20 @@ def token_seed(seed: int, index: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
     return (z ^ (z >> 31)) & 0xFFFFFFFF
+
+
+class SampledVocabulary(Protocol):
+    """What a sampler needs to know of a vocabulary (the stub has one too)."""
+
+    @property
+    def pointer(self) -> Any:
+        """llama.cpp's vocabulary, for DRY; None switches DRY off."""
+
+    @property
+    def n_tokens(self) -> int: ...
+
+    @property
+    def eog_tokens(self) -> frozenset[int]: ...
 
 
 class Candidates:
@@ -53,7 +66,7 @@ class LlamaSampler:
     """The chain of one request. ``close`` frees it."""
 
     def __init__(
-        self, sampling: Sampling, seed: int, vocabulary: Vocabulary, candidates: Candidates, *, n_ctx: int
+        self, sampling: Sampling, seed: int, vocabulary: SampledVocabulary, candidates: Candidates, *, n_ctx: int
     ) -> None:
         self.stateful = sampling.mirostat != 0
         self._sampling = sampling
@@ -103,7 +116,7 @@ class LlamaSampler:
     def _add(self, sampler: Any) -> None:
         lib.llama_sampler_chain_add(self._filters, sampler)
 
-    def _add_history(self, vocabulary: Vocabulary, n_ctx: int) -> None:
+    def _add_history(self, vocabulary: SampledVocabulary, n_ctx: int) -> None:
         s, n_vocab = self._sampling, vocabulary.n_tokens
         bias = dict(s.logit_bias)
         if s.ignore_eos:
@@ -120,7 +133,7 @@ class LlamaSampler:
                 )
             )
             self._remembers = True
-        if s.dry_multiplier > 0 and s.dry_last_n:
+        if s.dry_multiplier > 0 and s.dry_last_n and vocabulary.pointer:
             last_n = n_ctx if s.dry_last_n < 0 else s.dry_last_n
             breakers = (ctypes.c_char_p * len(s.dry_breakers))(*(text.encode() for text in s.dry_breakers))
             self._add(
