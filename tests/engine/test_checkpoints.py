@@ -111,9 +111,9 @@ def test_gates(tmp_path: Path) -> None:
     policy = Policy(min_tokens=100, cold_min_tokens=200, cold_max_tokens=256, boundary_trim_tokens=32)
     one = runner(tmp_path, policy=policy)
     assert one.run(PROMPT[:90]).finish_key is None
-    assert one.checkpoints.counters.get("saved_bytes", 0) == 0
+    assert one.checkpoints.counters["saved_bytes"] == 0
     one.run(PROMPT[:150])
-    assert "saves_cold" not in one.checkpoints.counters
+    assert one.checkpoints.counters["saves_cold"] == 0
     assert one.checkpoints.counters["saves_finish"] == 3
     one.run([5, *PROMPT])
     assert one.checkpoints.counters["saves_cold"] == 4
@@ -151,7 +151,7 @@ def test_a_tainted_sequence_is_never_saved(tmp_path: Path) -> None:
     one.checkpoints.after_step(sequence)
     assert one.checkpoints.finish(sequence, "finish") is None
     assert one.checkpoints.flush(5.0)
-    assert one.checkpoints.counters.get("saved_bytes", 0) == 0
+    assert one.checkpoints.counters["saved_bytes"] == 0
 
 
 def test_a_refused_state_is_a_miss_and_leaves_the_sequence_empty(tmp_path: Path) -> None:

@@ -71,8 +71,9 @@ class Run:
 class Runner:
     """One sequence, greedy, chunks cut at absolute multiples as the engine cuts them."""
 
-    def __init__(self, backend: Backend, checkpoints: Checkpoints) -> None:
+    def __init__(self, backend: Backend, checkpoints: Checkpoints, *, cost_us_per_token: float = 0.0) -> None:
         self.backend, self.checkpoints = backend, checkpoints
+        self.cost_us_per_token = cost_us_per_token
 
     def run(
         self,
@@ -123,6 +124,7 @@ class Runner:
         status = self.backend.decode([Slice(0, len(sequence.tokens), tokens, want_logits=True)], None)
         assert status is DecodeStatus.OK
         sequence.extend(tokens, cold_shape=is_cold)
+        sequence.cost_us_per_token = self.cost_us_per_token
         self.checkpoints.after_step(sequence)
         return self.backend.logits(0).copy()
 

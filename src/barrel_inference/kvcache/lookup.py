@@ -175,6 +175,7 @@ class _Search:
 
     def _best_lender(self, i: int) -> Lender | None:
         rest = self._packed[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]
+        self._refresh(self._name(i)[:2])
         best: Lender | None = None
         for tier, entry in self._children(self._name(i)):
             name = entry.best("block") or entry.best("tail")

@@ -23,6 +23,31 @@ from barrel_inference.kvcache.writer import Writer
 from barrel_inference.types import CacheLookup, Exactness
 
 
+COUNTERS = (
+    "lookups",
+    "misses",
+    "hits_exact",
+    "hits_partial",
+    "gated",  # lookups whose restore would have cost more than computing
+    "restore_failed",
+    "restore_s",
+    "prefill_s_saved",
+    "saves_cold",  # objects, by the reason they were saved for
+    "saves_continued",
+    "saves_finish",
+    "saves_evict",
+    "saves_shutdown",
+    "saved_bytes",
+    "saved_tokens",
+    "save_s",  # of the writer thread
+    "save_copy_s",  # of the engine thread
+    "drops",  # objects for which there was no memory or no room
+    "save_errors",
+    "incomplete",  # objects whose rows had left the window
+    "corrupt",
+)  # and restored_tokens_<tier> for each tier
+
+
 class Checkpoints(NoCheckpoints):
     """The null store. ``layout`` (plain | swa | recurrent | hybrid | whole | off) and ``verdict`` ("exact", or why the
     cache is off) are for info()."""
@@ -37,8 +62,8 @@ class Checkpoints(NoCheckpoints):
 
     @property
     def counters(self) -> dict[str, float]:
-        """A snapshot; cumulative. See docs/kv-cache.md for each one."""
-        return {}
+        """A snapshot; cumulative."""
+        return dict.fromkeys(COUNTERS, 0.0)
 
     @property
     def store(self) -> Store | None:
@@ -87,8 +112,8 @@ class StoredCheckpoints(Checkpoints):
 
     @property
     def counters(self) -> dict[str, float]:
-        total: dict[str, float] = dict(self._store.counters)
-        for part in (self._restorer, self._saver, self._writer):
+        total = dict.fromkeys(COUNTERS, 0.0)
+        for part in (self._store, self._restorer, self._saver, self._writer):
             total.update(part.counters if part else {})
         return total
 

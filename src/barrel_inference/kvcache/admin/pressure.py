@@ -7,8 +7,6 @@ import subprocess
 from collections.abc import Callable
 from typing import Literal
 
-import psutil
-
 logger = logging.getLogger(__name__)
 
 Source = Callable[[], float]
@@ -27,6 +25,8 @@ def none() -> float:
 
 
 def system() -> float:
+    import psutil  # not for those who only import the package
+
     memory = psutil.virtual_memory()
     return 1.0 - float(memory.available) / float(memory.total)
 

@@ -1,0 +1,261 @@
+"""Mistakes others made with bad files, full disks, slow disks and several processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from barrel_inference.kvcache.admin.content import verify
+from barrel_inference.kvcache.record import FIXED, header_bytes
+from barrel_inference.kvcache.tier import Medium, Tier
+from tests.kvcache.fake_backend import FakeBackend
+from tests.kvcache.harness import Runner, open_on, open_with_medium, options, same, spec
+
+PROMPT = list(range(10, 510))
+
+
+def runner(path: Path, **tier: object) -> Runner:
+    backend = FakeBackend()
+    return Runner(backend, open_on(backend, options(spec(path, **tier))))
+
+
+def objects(path: Path, kind: str = "block") -> list[Path]:
+    return sorted(path.glob(f"*/*/*.{kind}.*"))
+
+
+def flip(at: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+
+
+HEADER = header_bytes(64)
+DAMAGES = {
+    "magic": flip(0),
+    "version": flip(4),
+    "kind": flip(6),
+    "flags": flip(7),
+    "namespace": flip(10),
+    "key": flip(45),
+    "parent": flip(80),
+    "first position": flip(104),
+    "token count": flip(108),
+    "created": flip(113),
+    "payload length": flip(129),
+    "payload checksum": flip(137),
+    "header length": flip(145),
+    "tokens": flip(FIXED.size + 9),
+    "header checksum": flip(HEADER - 3),
+    "payload": flip(HEADER + 100),
+    "last byte": lambda data: flip(len(data) - 1)(data),
+    "cut short": lambda data: data[:-1],
+    "only a header": lambda data: data[:HEADER],
+    "half a header": lambda data: data[:100],
+    "empty": lambda data: b"",
+    "longer": lambda data: data + b"x",
+    "zeros": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_mistake_05_crash_loop_on_a_bad_file(tmp_path: Path, damage: str) -> None:
+    first = runner(tmp_path)
+    whole = first.run(PROMPT)
+    first.checkpoints.close()
+    files = [path for path in objects(tmp_path) if path.name.endswith(".p")]
+    victim = files[3]
+    victim.write_bytes(DAMAGES[damage](victim.read_bytes()))
+
+    again = runner(tmp_path)
+    answer = again.run(PROMPT, cache="read")
+    assert same(answer, whole)
+    assert answer.restored < len(PROMPT) - 1
+    assert again.checkpoints.counters["corrupt"] == 1
+    assert len(list((tmp_path / "quarantine").iterdir())) == 1
+    assert not victim.exists()
+    assert same(again.run(PROMPT, cache="read"), whole)
+    assert again.checkpoints.counters["corrupt"] == 1
+    assert again.run(PROMPT).restored == answer.restored
+    assert again.run(PROMPT).restored == len(PROMPT) - 1
+    again.checkpoints.close()
+
+
+def test_mistake_05_an_object_under_another_name(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    one.run(PROMPT)
+    other = [*PROMPT[:64], *range(700, 900)]
+    one.run(other)
+    by_parent: dict[str, list[Path]] = {}
+    for path in objects(tmp_path):
+        by_parent.setdefault(path.name[:32], []).append(path)
+    twins = next(paths for paths in by_parent.values() if len(paths) == 2)
+    twins[0].write_bytes(twins[1].read_bytes())
+    again = runner(tmp_path)
+    for prompt in (PROMPT, other):
+        backend = FakeBackend()
+        cold = Runner(backend, open_on(backend, options())).run(prompt)
+        assert same(again.run(prompt, cache="read"), cold)
+    assert again.checkpoints.counters["corrupt"] == 1
+
+
+def test_a_file_that_is_gone_is_a_miss(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    whole = one.run(PROMPT)
+    for path in objects(tmp_path)[::2]:
+        path.unlink()
+    answer = one.run(PROMPT, cache="read")
+    assert same(answer, whole)
+    assert one.checkpoints.counters["corrupt"] == 0
+
+
+class FailingWrites(Medium):
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.failing = True
+
+    def write(self, path: Path, parts: Sequence[memoryview | bytes]) -> int:
+        if self.failing:
+            path.write_bytes(b"half")
+            raise OSError(self.code, os.strerror(self.code))
+        return super().write(path, parts)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_mistake_06_a_failed_store_is_a_miss(tmp_path: Path, code: int) -> None:
+    medium = FailingWrites(code)
+    backend = FakeBackend()
+    one = Runner(backend, open_with_medium(backend, options(spec(tmp_path)), medium))
+    first = one.run(PROMPT)
+    assert objects(tmp_path) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert one.checkpoints.lookup(PROMPT).cached_tokens == 0
+    assert one.checkpoints.counters["drops" if code == errno.ENOSPC else "save_errors"] == 8
+    medium.failing = False
+    one.checkpoints.room("disk")
+    assert same(one.run(PROMPT), first)
+    assert one.run(PROMPT).restored == len(PROMPT) - 1
+
+
+class SlowWrites(Medium):
+    def __init__(self, bytes_s: float) -> None:
+        self.bytes_s = bytes_s
+
+    def write(self, path: Path, parts: Sequence[memoryview | bytes]) -> int:
+        time.sleep(sum(map(len, parts)) / self.bytes_s)
+        return super().write(path, parts)
+
+
+def test_mistake_07_saving_in_the_reply_path(tmp_path: Path) -> None:
+    """A disk that needs seconds for the objects must not hold up the engine thread for more than the copies."""
+    backend = FakeBackend()
+    bytes_s = 8 * 64 * 64 / 2.0  # eight blocks take about two seconds
+    one = Runner(backend, open_with_medium(backend, options(spec(tmp_path)), SlowWrites(bytes_s)))
+    one.run(PROMPT, flush=False)
+    assert one.checkpoints.counters["save_copy_s"] < 0.5
+    assert len(objects(tmp_path)) < 8
+    assert one.checkpoints.flush(30.0)
+    assert len(objects(tmp_path)) == 7
+    assert one.checkpoints.counters["save_s"] > 1.0
+
+
+class SlowReads(Medium):
+    bytes_s = 1e6
+
+    def read(self, path: str, places: Sequence[memoryview]) -> int:
+        time.sleep(sum(map(len, places)) / self.bytes_s)
+        return super().read(path, places)
+
+
+def test_mistake_16_a_hit_slower_than_computing(tmp_path: Path) -> None:
+    """1 MB/s against a prefill of 1 µs a token: the first restore measures it, the second is refused."""
+    medium = SlowReads()
+    backend = FakeBackend()
+    one = Runner(backend, open_with_medium(backend, options(spec(tmp_path)), medium), cost_us_per_token=1.0)
+    one.run(PROMPT)
+    assert one.run(PROMPT).restored == len(PROMPT) - 1
+    assert one.run(PROMPT).restored == 0
+    assert one.checkpoints.counters["gated"] == 1
+    dear = Runner(backend, one.checkpoints, cost_us_per_token=1e6)
+    dear.run(list(range(500, 600)))
+    assert dear.run(PROMPT).restored == len(PROMPT) - 1
+
+
+def test_the_gate_leaves_out_only_the_slow_tier(tmp_path: Path) -> None:
+    fast, slow = spec(tmp_path / "fast", name="fast"), spec(tmp_path / "slow", name="slow")
+    backend = FakeBackend()
+    Runner(backend, open_on(backend, options(fast))).run(PROMPT[:256])
+    Runner(backend, open_on(backend, options(slow))).run(PROMPT)
+
+    load = options(fast, slow)
+    checkpoints = open_with_medium(backend, load, SlowReads())
+    one = Runner(backend, checkpoints, cost_us_per_token=1.0)
+    assert one.run(PROMPT, cache="read").restored == len(PROMPT) - 1
+    one.run(list(range(900, 999)))
+    checkpoints.store.tiers[0].medium = Medium()
+    assert one.run(PROMPT[:200], cache="read").restored == 0
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.kvcache.test_mistakes_damage import fuzz
+fuzz(Path(sys.argv[1]), int(sys.argv[2]))
+"""
+
+QUOTA = 120 * 4096
+
+
+def fuzz(path: Path, seed: int) -> None:
+    """Random conversations over one small directory; every answer is checked against a run without a cache."""
+    rng = random.Random(seed)
+    heads = [list(range(n, n + 130)) for n in (10, 200, 400)]
+    one = runner(path, quota_bytes=QUOTA)
+    cold_backend = FakeBackend()
+    cold = Runner(cold_backend, open_on(cold_backend, options()))
+    for _ in range(12):
+        prompt = [*rng.choice(heads), *(rng.randrange(5) + 600 for _ in range(rng.randrange(1, 90)))]
+        warm = one.run(prompt, 2)
+        if not same(warm, cold.run(prompt, 2)):
+            raise SystemExit("a wrong byte")
+        for stored in list(one.checkpoints.store.tiers[0].objects()):
+            if rng.random() < 0.15:
+                one.checkpoints.store.tiers[0].remove(stored.namespace, stored.name)
+    if one.checkpoints.counters["corrupt"]:
+        raise SystemExit("a torn object was seen")
+
+
+def test_mistake_18_two_processes_on_one_directory(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path, quota_bytes=QUOTA))
+    children = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(seed)]) for seed in (1, 2)]
+    while any(child.poll() is None for child in children):
+        assert tier.allocated() <= QUOTA
+        time.sleep(0.01)
+    assert [child.returncode for child in children] == [0, 0]
+    assert verify([tier]).corrupt == 0
+    used = tier.quota.used()
+    assert tier.quota.recount(tier.allocated) is not None
+    assert used >= tier.quota.used()  # two writers of one object count it twice at most until the recount
+
+
+def test_another_workers_objects_are_found(tmp_path: Path) -> None:
+    one, two = runner(tmp_path), runner(tmp_path)
+    one.run(PROMPT, 80)
+    assert two.run(PROMPT).restored == len(PROMPT) - 1
+    recurrent = [Runner(b, open_on(b, options(spec(tmp_path)))) for b in (FakeBackend("hybrid"), FakeBackend("hybrid"))]
+    recurrent[0].run(PROMPT)
+    assert recurrent[1].run(PROMPT).restored == 448
+
+
+def test_closing_does_not_wait_for_a_slow_disk(tmp_path: Path) -> None:
+    backend = FakeBackend()
+    one = Runner(backend, open_with_medium(backend, options(spec(tmp_path)), SlowWrites(5e3)))
+    one.run(PROMPT, flush=False)
+    start = time.monotonic()
+    one.checkpoints.close()
+    assert time.monotonic() - start < 5.0
