@@ -112,7 +112,7 @@ def test_wrong_options_fail_before_any_process_starts(runtime: bi.Runtime, tmp_p
         runtime.model("bad")
 
 
-@pytest.mark.parametrize("prompt", ["", [], [10**6], "a\ud800"])
+@pytest.mark.parametrize("prompt", [[], [10**6], "a\ud800"])
 def test_bad_prompts_are_one_typed_error_each(model: bi.Model, prompt: str | list[int]) -> None:
     with pytest.raises(InvalidRequestError):
         model.complete(prompt, max_tokens=1)
@@ -173,7 +173,8 @@ def test_many_threads_use_one_model(model: bi.Model) -> None:
 
 
 async def test_it_works_inside_a_running_event_loop(model: bi.Model) -> None:
-    assert model.complete("x", max_tokens=2).text == (await asyncio.to_thread(model.complete, "x", max_tokens=2)).text
+    blocking = model.complete("x", max_tokens=2, seed=1)
+    assert blocking.text == (await asyncio.to_thread(model.complete, "x", max_tokens=2, seed=1)).text
 
 
 def test_a_script_without_a_main_guard_ends_cleanly() -> None:
@@ -235,11 +236,16 @@ def test_importing_starts_nothing_and_stays_light() -> None:
 
 
 def test_importing_is_fast() -> None:
-    """In processor time of the fastest of five, less what Python itself takes: other load must not decide."""
-    clock = "import resource; r = resource.getrusage(resource.RUSAGE_SELF); print(r.ru_utime + r.ru_stime)"
-    bare = min(float(run_script(clock)) for _ in range(5))
-    ours = min(float(run_script("import barrel_inference; " + clock)) for _ in range(5))
-    assert ours - bare < 0.15
+    """150 ms on an idle machine of the development kind, where asyncio and msgspec alone take 65. A ratio of processor
+    times, each the best of several, so that other load does not decide."""
+
+    def best(program: str) -> float:
+        clock = "import resource; r = resource.getrusage(resource.RUSAGE_SELF); print(r.ru_utime + r.ru_stime)"
+        return min(float(run_script(program + clock)) for _ in range(6))
+
+    bare = best("")
+    reference = best("import asyncio, msgspec, logging, subprocess;") - bare
+    assert best("import barrel_inference;") - bare < 150 / 65 * reference
 
 
 def test_a_blocking_call_from_the_runtimes_own_loop_is_refused(runtime: bi.Runtime) -> None:

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.aio.model import AsyncModel, Messages
@@ -21,7 +21,6 @@ from barrel_inference.aio.params import Prompt
 from barrel_inference.aio.runtime import AsyncRuntime, OnProgress
 from barrel_inference.aio.stream import AsyncStream
 from barrel_inference.config import RuntimeConfig
-from barrel_inference.kvcache.admin.archive import Moved
 from barrel_inference.kvcache.admin.content import NamespaceStats, Removed, Scrubbed
 from barrel_inference.options import config_file, layered
 from barrel_inference.types import (
@@ -35,6 +34,9 @@ from barrel_inference.types import (
     TierInfo,
     TierKind,
 )
+
+if TYPE_CHECKING:
+    from barrel_inference.kvcache.admin.archive import Moved
 
 T = TypeVar("T")
 

@@ -14,8 +14,7 @@ import msgspec
 from barrel_inference.aio.params import Prompt, check_prompt
 from barrel_inference.aio.tiers import Tiers
 from barrel_inference.errors import TierUnknownError
-from barrel_inference.kvcache.admin import archive, content
-from barrel_inference.kvcache.admin.archive import Moved
+from barrel_inference.kvcache.admin import content
 from barrel_inference.kvcache.admin.content import NamespaceStats, Removed, Scrubbed
 from barrel_inference.kvcache.tier import Tier
 from barrel_inference.options import nearest
@@ -23,6 +22,7 @@ from barrel_inference.types import CacheLookup, CacheStats
 
 if TYPE_CHECKING:
     from barrel_inference.aio.model import AsyncModel
+    from barrel_inference.kvcache.admin.archive import Moved
 
 Path_ = str | os.PathLike[str]
 
@@ -81,12 +81,16 @@ class AsyncCache:
 
     async def export(self, model_id: str, prompt: Prompt, file: Path_, *, salt: str = "") -> Moved:
         """Write all that is stored of a prompt to one file. Raises CacheError."""
+        from barrel_inference.kvcache.admin.archive import Moved  # tarfile is slow to import
+
         call = self._model(model_id).call
         path = str(Path.cwd() / file)
         return msgspec.convert(await call("cache_export", prompt=check_prompt(prompt), salt=salt, path=path), Moved)
 
     async def import_(self, file: Path_, *, tier: str | None = None) -> Moved:
         """Put an exported file's objects into a tier (the automatic one). Raises CacheError."""
+        from barrel_inference.kvcache.admin import archive
+
         (target,) = self._chosen(tier) if tier is not None else [self._tiers.automatic()]
         return await asyncio.to_thread(archive.import_file, Path(file), target)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from hashlib import sha256
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +69,8 @@ def _refused(option: str, value: Any, allowed: str) -> ConfigError:
 def _check_backend(arguments: LoadArguments) -> None:
     name = arguments.backend
     if name not in BACKENDS:
+        from importlib.metadata import entry_points  # slow to import, and rarely needed
+
         known = [*BACKENDS, *(entry.name for entry in entry_points(group=BACKEND_GROUP))]
         if name not in known:
             raise ConfigError(

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-import platformdirs
 
 from barrel_inference.aio import loading
 from barrel_inference.aio.cache import AsyncCache
@@ -60,8 +59,7 @@ class AsyncRuntime:
         self._worker_command = worker_command
         self._memory = PsutilMemory() if memory is None else memory
         self._tiers = Tiers(self.config, self._memory, on_room=self._on_room, memory_pressure=memory_pressure)
-        cache_dir = self.config.cache_dir or platformdirs.user_cache_dir("barrel_inference")
-        self._fingerprints = Fingerprints(Path(cache_dir) / "fingerprints.json")
+        self._fingerprints = Fingerprints(_cache_dir(self.config) / "fingerprints.json")
         self._models: dict[str, AsyncModel | None] = {}  # None: being loaded
         self._supervisors: dict[str, Supervisor] = {}
         self._past: dict[str, dict[str, float]] = {}  # counters of the models that were unloaded
@@ -213,3 +211,9 @@ class AsyncRuntime:
     def _tell_workers(self, message: Room) -> None:
         for supervisor in self._supervisors.values():
             supervisor.send(message)
+
+
+def _cache_dir(config: RuntimeConfig) -> Path:
+    import platformdirs  # not for those who only import the package
+
+    return Path(config.cache_dir or platformdirs.user_cache_dir("barrel_inference"))

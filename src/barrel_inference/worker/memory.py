@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-import psutil
-
 
 class SystemMemory(NamedTuple):
     """Bytes of the whole machine."""
@@ -27,10 +25,14 @@ class MemoryReader(Protocol):
 
 class PsutilMemory:
     def system(self) -> SystemMemory:
+        import psutil  # not for those who only import the package
+
         memory = psutil.virtual_memory()
         return SystemMemory(memory.total, memory.available)
 
     def resident_bytes(self, pid: int) -> int:
+        import psutil
+
         try:
             return int(psutil.Process(pid).memory_info().rss)
         except psutil.Error:
