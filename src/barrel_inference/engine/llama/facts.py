@@ -7,7 +7,7 @@ from typing import Any
 
 from barrel_inference.config import LoadOptions
 from barrel_inference.engine.backend import BackendInfo
-from barrel_inference.engine.llama.binding import build, lib, log_tail
+from barrel_inference.engine.llama.binding import build, lib
 from barrel_inference.engine.llama.weights import Weights
 
 _BITS = re.compile(r"(\d+)")
@@ -23,11 +23,9 @@ def read_info(weights: Weights, options: LoadOptions, *, context: Any, flash_att
     n_ctx_train = int(lib.llama_model_n_ctx_train(model))
     quant_type = options.quant_type or _FTYPES.get(int(lib.llama_model_ftype(model)) & ~1024, "unknown")
     template = lib.llama_model_chat_template(model, None)
-    warnings = []
+    warnings = list(weights.warnings)
     if context is not None and opts.n_ctx > n_ctx_train > 0:
         warnings.append(f"n_ctx {opts.n_ctx} is larger than the {n_ctx_train} tokens the model was trained on")
-    if options.model_opts.use_mlock and "mlock" in log_tail.reason(""):
-        warnings.append(f"the system refused to lock the weights in memory: {log_tail.reason('')}")
     return BackendInfo(
         architecture=weights.metadata("general.architecture") or "",
         description=weights.description(),

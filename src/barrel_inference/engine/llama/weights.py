@@ -19,16 +19,18 @@ _META_BYTES = 1 << 20
 class Weights:
     """``pointer`` is llama.cpp's model, ``adapters`` the (adapter, scale) pairs that every context must set."""
 
-    def __init__(self, options: LoadOptions, on_progress: Callable[[float], None]) -> None:
+    def __init__(self, options: LoadOptions, model_opts: ModelOpts, on_progress: Callable[[float], None]) -> None:
         if options.model_path is None:
             raise ConfigError("model_path is required for the llama backend", option="model_path")
         self.adapters: list[tuple[Any, float]] = []
-        self._keep = _Params(options.model_opts, on_progress)  # llama.cpp keeps pointers into it while loading
+        self._keep = _Params(model_opts, on_progress)  # llama.cpp keeps pointers into it while loading
         log_tail.clear()
         self.pointer = lib.llama_model_load_from_file(options.model_path.encode(), self._keep.params)
         if not self.pointer:
             raise ModelFileError(f"llama.cpp refuses {options.model_path}: {log_tail.reason('no reason given')}")
         self.vocab = lib.llama_model_get_vocab(self.pointer)
+        complaint = log_tail.reason("")
+        self.warnings = [f"the weights could not be locked: {complaint}"] if "mlock" in complaint else []
         self._load_adapters(options)
 
     def _load_adapters(self, options: LoadOptions) -> None:

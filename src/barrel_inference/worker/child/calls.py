@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.checkpoints import Checkpoints
 from barrel_inference.engine.engine import Engine
-from barrel_inference.errors import CacheError, ContextExceededError, InvalidRequestError, UnsupportedError
+from barrel_inference.errors import CacheError, InvalidRequestError, UnsupportedError
 from barrel_inference.kvcache.admin import archive, content
 from barrel_inference.kvcache.store import Store
 from barrel_inference.types import CacheLookup, Embedding
@@ -52,17 +52,7 @@ class Calls:
         return b"".join(self._backend.piece(token, special=special) for token in tokens).decode(errors="replace")
 
     def embed(self, inputs: list[str | list[int]]) -> Future[Embedding]:
-        info = self._backend.info
-        if not info.embeddings:
-            raise UnsupportedError("the model was not loaded for embeddings: set context_opts.embeddings")
         prompts = [self._tokens(each) for each in inputs]
-        for tokens in prompts:
-            if len(tokens) > info.n_ubatch:
-                raise ContextExceededError(
-                    f"an input has {len(tokens)} tokens, at most n_ubatch={info.n_ubatch} can be embedded",
-                    n_prompt_tokens=len(tokens),
-                    n_ctx=info.n_ubatch,
-                )
 
         def work() -> Embedding:
             vectors = tuple(tuple(map(float, vector)) for vector in self._backend.embed(prompts))
