@@ -19,7 +19,7 @@ _STRING, _ARRAY = 8, 9
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Value], tensors: Tensors | None = None) -> Path:
-    """Integers become u32 (i32 in lists), floats f32; ``tensors`` are in numpy's order of dimensions, GGUF's reversed."""
+    """Integers become u32 (i32 in lists), floats f32; ``tensors`` have numpy's order of dimensions."""
     tensors = tensors or {}
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     head += b"".join(_text(key) + _value(value) for key, value in metadata.items())

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import Protocol
 
-from barrel_inference.engine.backend import Backend
+
+class Pieces(Protocol):
+    """Of a vocabulary: the bytes of a token, which need not be whole characters."""
+
+    def piece(self, token: int, *, special: bool) -> bytes: ...
 
 
 class StopFinder:
@@ -22,10 +27,10 @@ class StopFinder:
         if self.found is not None:
             return ""
         text = self._held + text
-        at, stop = min(((text.find(stop), stop) for stop in self._stops if stop in text), default=(-1, ""))
-        if at >= 0:
+        if found := [(text.index(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]:
+            end, _, stop = min(found)  # the one complete first, the longest of those: as if it came byte by byte
             self._held, self.found = "", stop
-            return text[:at]
+            return text[: end - len(stop)]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -38,8 +43,8 @@ class StopFinder:
 class IncrementalText:
     """The text of one answer. Bytes that are no UTF-8 become U+FFFD, once it is certain."""
 
-    def __init__(self, backend: Backend, stops: Sequence[str] = (), *, keep_special: bool = False) -> None:
-        self._piece = backend.piece
+    def __init__(self, pieces: Pieces, stops: Sequence[str] = (), *, keep_special: bool = False) -> None:
+        self._piece = pieces.piece
         self._keep_special = keep_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._stops = StopFinder(stops)
