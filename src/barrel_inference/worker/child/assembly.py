@@ -16,7 +16,7 @@ from barrel_inference.engine.requests.prepare import Preparer
 from barrel_inference.engine.structured import Structured
 from barrel_inference.engine.text import IncrementalText
 from barrel_inference.errors import NoWeightsError
-from barrel_inference.types import Request
+from barrel_inference.types import Completion, Request
 from barrel_inference.worker.child.calls import Calls
 from barrel_inference.worker.child.facts import Facts
 from barrel_inference.worker.child.intake import Intake
@@ -51,7 +51,12 @@ def assemble(options: LoadOptions, send: Send) -> Assembly:
     )
     prompts = Prompts(backend, store, resume_wait_s=options.policy.session_resume_wait_ms / 1000)
     reporter = Reporter(send)
-    engine = Engine(backend, store, options, Outbox(send, completed=prompts.completed, flushed=reporter.news))
+
+    def completed(request_id: str, completion: Completion | None) -> None:
+        prompts.completed(request_id, completion)
+        backend.pin_touched_weights()
+
+    engine = Engine(backend, store, options, Outbox(send, completed=completed, flushed=reporter.news))
     facts = Facts(options, backend, store, engine)
     reporter.start(facts.counters)
     preparer = Preparer(

@@ -22,6 +22,7 @@ class Facts:
     """Any thread."""
 
     def __init__(self, options: LoadOptions, backend: Backend, store: Checkpoints, engine: Engine) -> None:
+        self._backend = backend
         self._engine = engine
         self._store = store
         self._memory = PsutilMemory()
@@ -29,6 +30,7 @@ class Facts:
 
     def info(self) -> ModelInfo:
         snapshot = self._engine.snapshot()
+        weights = self._backend.weights_in_memory()
         return msgspec.structs.replace(
             self._fixed,
             sequences_free=snapshot.sequences_free,
@@ -36,6 +38,8 @@ class Facts:
             running=snapshot.running,
             last_cache=snapshot.last_cache,
             resident_bytes=self._memory.resident_bytes(os.getpid()),
+            weights_resident_bytes=weights.resident_bytes,
+            warnings=self._fixed.warnings + weights.warnings,
         )
 
     def counters(self) -> Counters:
