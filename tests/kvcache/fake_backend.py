@@ -30,6 +30,9 @@ class Cell:
     seqs: set[int]
     rows: tuple[bytes, ...]  # K of each layer, then V of each layer
 
+    def __post_init__(self) -> None:
+        self.seen = struct.pack("<i", self.pos) + b"".join(self.rows)
+
 
 @dataclass
 class Cache:
@@ -139,8 +142,8 @@ class FakeBackend:
     def _step(self, seq: int, pos: int, token: int) -> bytes:
         seen = blake2b(struct.pack("<ii", pos, token), digest_size=32)
         for cache in (self.base, self.window):
-            for cell in cache.visible(seq, pos) if cache else ():
-                seen.update(struct.pack("<i", cell.pos) + b"".join(cell.rows))
+            if cache is not None:
+                seen.update(b"".join([cell.seen for cell in cache.visible(seq, pos)]))
         if self.state is not None:
             seen.update(self.state.get(seq, (-1, b""))[1])
             self.state[seq] = (pos, seen.digest())

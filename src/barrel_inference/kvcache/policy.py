@@ -162,25 +162,25 @@ def victims(
     protected: Collection[Node] = (),
     floors: Mapping[str, int] | None = None,
 ) -> Iterator[Stored]:
-    """Objects to remove, in order, until ``need_bytes`` are freed: leaves first, cheapest first; what waiting requests
-    need only after all else, pinned ones last; no namespace below its floor (bytes)."""
+    """Objects to remove, in order, until ``need_bytes`` are freed: leaves first, cheapest first, pinned ones last;
+    never what waiting requests need, and no namespace below its floor (bytes)."""
     entries = _tree(stored)
     held: dict[str, int] = {}
     for entry in entries.values():
         held[entry.namespace] = held.get(entry.namespace, 0) + entry.n_bytes
 
-    def rank(entry: _Entry) -> tuple[int, float, Node]:
+    def rank(entry: _Entry) -> tuple[bool, float, Node]:
         cost = max(cost_s(one) for one in entry.objects)
         idle = now - max(one.used_at for one in entry.objects)
-        keep = (entry.node in protected) + 2 * (entry.node in pinned)
-        return keep, score(cost, idle, hits.get(entry.node, 0.0), entry.n_bytes), entry.node
+        worth = score(cost, idle, hits.get(entry.node, 0.0), entry.n_bytes)
+        return entry.node in pinned, worth, entry.node
 
     leaves = [rank(entry) for entry in entries.values() if not entry.children]
     heapq.heapify(leaves)
     while leaves and need_bytes > 0:
         entry = entries[heapq.heappop(leaves)[2]]
         namespace = entry.namespace
-        if held[namespace] - entry.n_bytes < (floors or {}).get(namespace, 0):
+        if entry.node in protected or held[namespace] - entry.n_bytes < (floors or {}).get(namespace, 0):
             continue
         yield from entry.objects
         need_bytes -= entry.n_bytes

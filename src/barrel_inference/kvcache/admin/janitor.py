@@ -44,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     namespace_cap: float = 1.0
     pressure_high: float = 0.85
     pressure_low: float = 0.75
-    protect_s: float = 30.0  # for how long what a request found is kept for it
+    protect_s: float = 10.0  # what a request found stays so long at least: it may still have to read it
 
 
 class Janitor:

@@ -1,0 +1,124 @@
+"""Statistics, clear, scrub, pins, export and import."""
+
+from __future__ import annotations
+
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from barrel_inference.errors import CacheError
+from barrel_inference.kvcache.admin.archive import export, import_file
+from barrel_inference.kvcache.admin.content import clear, pin, stats, unpin, verify
+from barrel_inference.kvcache.store import Store
+from barrel_inference.kvcache.tier import Tier
+from tests.kvcache.fake_backend import FakeBackend
+from tests.kvcache.harness import Runner, open_on, options, same, spec
+
+PROMPT = list(range(10, 510))
+
+
+def runner(path: Path, kind: str = "plain") -> Runner:
+    backend = FakeBackend(kind, n_swa=100)
+    return Runner(backend, open_on(backend, options(spec(path))))
+
+
+def store_of(one: Runner) -> Store:
+    assert one.checkpoints.store is not None
+    return one.checkpoints.store
+
+
+def test_statistics(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    one.run(PROMPT)
+    (found,) = stats([Tier(spec(tmp_path))])
+    assert found.by_kind == {"block": 7, "tail": 1}
+    assert found.objects == 8
+    assert found.bytes == 8 * 4096
+    assert found.about["architecture"] == "fake"
+
+
+def test_clear(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    plain, swa = runner(tmp_path), runner(tmp_path, "swa")
+    plain.run(PROMPT)
+    swa.run(PROMPT)
+    with pytest.raises(CacheError):
+        clear([tier], namespace="ab")
+    assert clear([tier], namespace=plain.checkpoints.namespace).objects == 8
+    assert plain.run(PROMPT, cache="read").restored == 0
+    assert swa.run(PROMPT, cache="read").restored == len(PROMPT) - 1
+    assert clear([tier], older_than=time.time() - 1000).objects == 0
+    assert clear([tier], older_than=time.time() + 1000).objects == 16
+    assert clear([tier]).objects == 0
+    assert tier.quota.used() == 0
+
+
+def test_scrub_finds_what_is_damaged(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    one.run(PROMPT)
+    tier = Tier(spec(tmp_path))
+    assert (verify([tier]).objects, verify([tier]).corrupt) == (8, 0)
+    path = next(tmp_path.glob("*/*/*.block.p"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert verify([tier]).corrupt == 1
+    assert (verify([tier]).objects, verify([tier]).corrupt) == (7, 0)
+
+
+def test_pins(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    with pytest.raises(CacheError):
+        pin(store_of(one), PROMPT)
+    one.run(PROMPT)
+    assert pin(store_of(one), PROMPT) == len(PROMPT) - 1
+    tier = Tier(spec(tmp_path))
+    assert len(tier.pinned()) == 8
+    assert clear([tier], older_than=time.time() + 1000).objects == 0
+    assert unpin(store_of(one), PROMPT)
+    assert not unpin(store_of(one), PROMPT)
+    assert tier.pinned() == frozenset()
+
+
+@pytest.mark.parametrize("kind", ["plain", "swa", "hybrid", "recurrent", "hybrid_swa"])
+def test_a_warmed_prefix_can_be_shipped(tmp_path: Path, kind: str) -> None:
+    here, there = runner(tmp_path / "here", kind), runner(tmp_path / "there", kind)
+    whole = here.run(PROMPT)
+    file = tmp_path / "warm.tar"
+    with pytest.raises(CacheError):
+        export(store_of(there), PROMPT, file)
+    moved = export(store_of(here), PROMPT, file)
+    assert moved.tokens >= 448
+    tier = Tier(spec(tmp_path / "there"))
+    got = import_file(file, tier)
+    assert (got.objects, got.bytes, got.refused) == (moved.objects, moved.bytes, 0)
+    assert import_file(file, tier).present == moved.objects
+    warm = there.run(PROMPT, cache="read")
+    assert warm.restored == moved.tokens
+    assert same(warm, whole)
+
+
+def test_foreign_members_are_refused(tmp_path: Path) -> None:
+    here = runner(tmp_path / "here")
+    here.run(PROMPT)
+    file = tmp_path / "warm.tar"
+    export(store_of(here), PROMPT, file)
+    bad = tmp_path / "bad.tar"
+    with tarfile.open(file) as good, tarfile.open(bad, "w") as out:
+        for i, member in enumerate(good.getmembers()):
+            name = {2: "../../evil", 3: f"{'0' * 32}/{member.name.partition('/')[2]}"}.get(i, member.name)
+            info = tarfile.TarInfo(name)
+            info.size = member.size
+            out.addfile(info, good.extractfile(member))
+    tier = Tier(spec(tmp_path / "there"))
+    moved = import_file(bad, tier)
+    assert moved.refused == 2
+    assert moved.objects == 6
+    assert not (tmp_path / "evil").exists()
+    for wrong in (tmp_path / "missing.tar", tmp_path / "here" / "usage"):
+        with pytest.raises(CacheError):
+            import_file(wrong, tier)
+    with pytest.raises(CacheError):
+        import_file(file, Tier(spec(tmp_path / "small", quota_bytes=2 * 4096)))
+    with pytest.raises(CacheError):
+        export(store_of(here), PROMPT, tmp_path / "nowhere" / "file.tar")

@@ -1,0 +1,262 @@
+"""Quotas, eviction order and memory pressure."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from barrel_inference.config import LoadOptions, TierSpec
+from barrel_inference.engine.checkpoints import Checkpoints, open_checkpoints
+from barrel_inference.kvcache.admin.content import pin
+from barrel_inference.kvcache.admin.janitor import Janitor, Limits
+from barrel_inference.kvcache.record import Name
+from barrel_inference.kvcache.tier import Tier
+from tests.kvcache.fake_backend import FakeBackend
+from tests.kvcache.harness import Runner, options, same, spec
+
+PAGE = 4096
+NO_FLOOR = Limits(min_free_bytes=0, protect_s=1.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fill(tier: Tier, n: int, namespace: str = "ab" * 16, parent: int = 0) -> list[Name]:
+    """A chain of ``n`` small objects (not valid ones: their cost is unknown)."""
+    names = [Name(f"{parent + i:032x}", f"{parent + i + 1:032x}", "block", "p") for i in range(n)]
+    for name in names:
+        tier.put(namespace, name, [b"x"])
+    return names
+
+
+def left(tier: Tier) -> set[str]:
+    return {one.name.key for one in tier.objects()}
+
+
+def test_a_tier_is_brought_from_the_high_to_the_low_mark_leaves_first(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path, quota_bytes=100 * PAGE))
+    names = fill(tier, 96)
+    janitor = Janitor(NO_FLOOR)
+    janitor.add_tier(tier)
+    janitor.run_once()
+    assert left(tier) == {name.key for name in names[:90]}
+    assert tier.quota.used() == 90 * PAGE
+    assert janitor.counters["evictions_quota"] == 6
+    janitor.run_once()
+    assert janitor.counters["evictions_quota"] == 6
+
+
+def test_room_is_made_on_request_and_answered(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path, quota_bytes=20 * PAGE))
+    fill(tier, 20)
+    answered: list[str] = []
+    janitor = Janitor(NO_FLOOR, on_room=answered.append)
+    janitor.add_tier(tier)
+    janitor.start()
+    janitor.need_room("disk", 4 * PAGE)
+    deadline = time.monotonic() + 10
+    while not answered and time.monotonic() < deadline:
+        time.sleep(0.01)
+    janitor.stop()
+    assert answered == ["disk"]
+    assert tier.quota.used() <= 16 * PAGE
+
+
+def test_pinned_ones_go_last_and_what_a_request_found_not_at_all(tmp_path: Path) -> None:
+    clock = Clock()
+    tier = Tier(spec(tmp_path, quota_bytes=100 * PAGE))
+    found, pinned, _ = (fill(tier, 10, parent=100 * i) for i in range(1, 4))
+    janitor = Janitor(NO_FLOOR, clock=clock)
+    janitor.add_tier(tier)
+    janitor.touched("disk", [name.key for name in found])
+    tier.pin("a", [name.key for name in pinned])
+    janitor.need_room("disk", 70 * PAGE)
+    janitor.run_once()
+    assert left(tier) == {name.key for name in [*found, *pinned]}
+    janitor.need_room("disk", 100 * PAGE)
+    janitor.run_once()
+    assert left(tier) == {name.key for name in found}
+    clock.now += 2 * NO_FLOOR.protect_s
+    janitor.need_room("disk", 100 * PAGE)
+    janitor.run_once()
+    assert left(tier) == set()
+
+
+def test_a_namespace_cannot_push_another_below_its_floor(tmp_path: Path) -> None:
+    clock = Clock()
+    tier = Tier(spec(tmp_path, quota_bytes=100 * PAGE))
+    old = fill(tier, 20, namespace="aa" * 16, parent=1000)
+    janitor = Janitor(Limits(min_free_bytes=0, namespace_floor=0.1), clock=clock)
+    janitor.add_tier(tier)
+    for name in old:
+        Path(tier.path("aa" * 16, name)).touch()
+    fill(tier, 80, namespace="bb" * 16)
+    janitor.need_room("disk", 60 * PAGE)
+    janitor.run_once()
+    assert sum(one.namespace == "aa" * 16 for one in tier.objects()) >= 10
+
+
+def test_a_namespace_has_a_cap(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path, quota_bytes=100 * PAGE))
+    fill(tier, 50, namespace="aa" * 16)
+    fill(tier, 5, namespace="bb" * 16)
+    janitor = Janitor(Limits(min_free_bytes=0, namespace_cap=0.2))
+    janitor.add_tier(tier)
+    janitor.run_once()
+    assert sum(one.namespace == "aa" * 16 for one in tier.objects()) == 20
+    assert sum(one.namespace == "bb" * 16 for one in tier.objects()) == 5
+
+
+def test_memory_pressure_empties_tmpfs_tiers_only_until_it_is_over(tmp_path: Path) -> None:
+    def tier_of(kind: str) -> Tier:
+        path = tmp_path / kind
+        return Tier(TierSpec(name=kind, kind=kind, path=str(path), quota_bytes=100 * PAGE))  # type: ignore[arg-type]
+
+    ram, disk = tier_of("ram"), tier_of("disk")
+    fill(ram, 50)
+    fill(disk, 50)
+
+    def used() -> float:
+        return 0.5 + ram.quota.used() / (100 * PAGE)
+
+    janitor = Janitor(NO_FLOOR, memory=used)
+    janitor.add_tier(ram)
+    janitor.add_tier(disk)
+    janitor.run_once()
+    assert used() <= 0.75
+    assert ram.quota.used() > 20 * PAGE
+    assert disk.quota.used() == 50 * PAGE
+    assert janitor.counters["evictions_pressure"] > 0
+    before = ram.quota.used()
+    janitor.run_once()
+    assert ram.quota.used() == before
+
+
+def test_pressure_that_eviction_cannot_end_stops(tmp_path: Path) -> None:
+    tier = Tier(TierSpec(name="ram", kind="ram", path=str(tmp_path), quota_bytes=100 * PAGE))
+    fill(tier, 10)
+    janitor = Janitor(NO_FLOOR, memory=lambda: 0.99)
+    janitor.add_tier(tier)
+    janitor.run_once()
+    assert left(tier) == set()
+
+
+def test_bytes_of_dead_writers_are_found(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path, quota_bytes=100 * PAGE))
+    fill(tier, 5)
+    tier.quota.add(50 * PAGE)
+    janitor = Janitor(NO_FLOOR)
+    janitor.add_tier(tier)
+    janitor.run_once()
+    assert tier.quota.used() == 5 * PAGE
+
+
+def test_hits_are_remembered(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    janitor = Janitor(NO_FLOOR)
+    janitor.add_tier(tier)
+    janitor.touched("disk", ["k"] * 3)
+    janitor.stop()
+    again = Janitor(NO_FLOOR)
+    again.add_tier(tier)
+    again.touched("disk", ["k"])
+    again.stop()
+    assert (tmp_path / "hits.json").read_bytes() == b'{"k":4}'
+
+
+# ---- with a model over it
+
+
+class World:
+    """A worker's checkpoints and the janitor that answers it, as the runtime connects them."""
+
+    def __init__(self, load: LoadOptions, janitor_limits: Limits = NO_FLOOR, clock: Callable[[], float] = time.time):
+        self.tier = Tier(load.tiers[0])
+        self.janitor = Janitor(janitor_limits, on_room=lambda tier: self.checkpoints.room(tier), clock=clock)
+        self.janitor.add_tier(self.tier)
+        backend = FakeBackend()
+        self.checkpoints: Checkpoints = open_checkpoints(
+            backend,
+            load,
+            need_room=self.janitor.need_room,
+            touched=self.janitor.touched,
+            clock=time.monotonic,
+        )
+        self.runner = Runner(backend, self.checkpoints, cost_us_per_token=1000.0)
+        self.janitor.start()
+
+    def close(self) -> None:
+        self.checkpoints.close()
+        self.janitor.stop()
+
+
+def test_mistake_02_disk_grows_past_its_cap(tmp_path: Path) -> None:
+    quota = 60 * PAGE
+    world = World(options(spec(tmp_path, quota_bytes=quota)))
+    seen: list[int] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.append(world.tier.allocated())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    rng = random.Random(5)
+    for _ in range(25):
+        world.runner.run([rng.randrange(1000) for _ in range(rng.randrange(64, 400))], 2)
+    done.set()
+    watcher.join()
+    assert max(seen) <= quota
+    assert world.checkpoints.counters["saves_cold"] > 60
+    assert world.janitor.counters["evictions_quota"] > 0
+    world.close()
+
+
+def test_mistake_08_evicting_what_the_request_needs(tmp_path: Path) -> None:
+    """Room for one conversation, two that alternate: what a waiting request has found is still there when its turn
+    comes, even if nothing could be read ahead and another conversation is saved meanwhile."""
+    world = World(options(spec(tmp_path, quota_bytes=9 * PAGE)))
+    a, b = list(range(10, 400)), list(range(500, 890))
+    for _ in range(2):
+        for waiting, other in ((a, b), (b, a)):
+            whole = world.runner.run(waiting)
+            ahead = [world.checkpoints.find(waiting) for _ in range(2)]
+            plan = world.checkpoints.find(waiting)
+            found = plan.length
+            world.runner.run(other, 2)
+            assert world.checkpoints.restore(plan, 0) == found
+            for unused in ahead:
+                world.checkpoints.release(unused)
+            assert same(world.runner.run(waiting, cache="read"), whole)
+    assert world.janitor.counters["evictions_quota"] > 0
+    world.close()
+
+
+def test_mistake_09_the_short_shared_head_is_evicted(tmp_path: Path) -> None:
+    """Long documents read once must not displace a head that is used all the time, nor a pinned one."""
+    world = World(options(spec(tmp_path, quota_bytes=60 * PAGE)), Limits(min_free_bytes=0, protect_s=0.0))
+    head, pinned = list(range(10, 210)), list(range(300, 500))
+    world.runner.run([*pinned, 1])
+    store = world.checkpoints.store
+    assert store is not None
+    assert pin(store, pinned) == 199
+    for i in range(5):
+        world.runner.run([*head, *range(600 + i, 640 + i)])
+    rng = random.Random(2)
+    for i in range(6):
+        world.runner.run([rng.randrange(1000) for _ in range(2000)])
+        if i % 2:
+            world.runner.run([*head, *range(700 + i, 740 + i)])
+    assert world.checkpoints.lookup([*head, 5]).cached_tokens >= 192
+    assert world.checkpoints.lookup([*pinned, 5]).cached_tokens >= 192
+    assert world.janitor.counters["evictions_quota"] > 50
+    world.close()
