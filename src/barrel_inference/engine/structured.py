@@ -22,8 +22,8 @@ from barrel_inference.errors import SchemaError
 from barrel_inference.types import Constraint
 
 COMPILED_KEPT = 64
-# Unbounded white space lets a weak model fill its whole budget with it.
 _KINDS = ("json_schema", "regex", "grammar", "choices")
+# Unbounded white space lets a weak model fill its whole budget with it.
 _JSON_WHITESPACE = r"[\x20\x0A]{0,16}"
 
 
@@ -48,17 +48,25 @@ class Structured:
         return Mask(matcher.deep_copy(), self._backend, constraint.start_after)
 
     def _compile(self, constraint: Constraint) -> Any:
-        grammar = _grammar(constraint)
+        try:
+            grammar = _grammar(constraint)
+        except ValueError as error:  # also of text that is no UTF-8
+            raise SchemaError(f"the constraint cannot be used: {_reason(str(error))}") from error
         if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(cast(Any, _Vocabulary(self._backend)))
+            vocabulary = _Vocabulary(self._backend)
+            self._tokenizer = LLTokenizer(cast(Any, vocabulary), eos_token=vocabulary.end_tokens)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            raise SchemaError(f"the constraint cannot be used: {_first_line(matcher.get_error())}")
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first may take seconds: not on the engine thread; copies remember it
+        _check(matcher)
         return matcher
 
 
 class Mask:
-    """The constraint of one answer. With ``start_after`` everything is allowed until that text has been produced."""
+    """The constraint of one answer. With ``start_after`` everything is allowed until that text has been produced.
+
+    ``mask`` and ``accept`` raise SchemaError when the grammar turns out to be too complex half way.
+    """
 
     def __init__(self, matcher: Any, backend: Backend, start_after: str | None) -> None:
         self._matcher = matcher
@@ -76,12 +84,14 @@ class Mask:
         if self._start_after is not None:
             return
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        _check(self._matcher)
         allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little", count=len(logits))
         np.copyto(logits, -np.inf, where=allowed == 0)
 
     def accept(self, token: int) -> None:
         if self._start_after is None:
             self._matcher.consume_token(token)
+            _check(self._matcher)
             return
         self._tail += self._decoder.decode(self._backend.piece(token, special=True))
         if self._start_after in self._tail:
@@ -102,7 +112,8 @@ class _Vocabulary:
         for token in special:
             self.tokens[token] = b"\xff" + self.tokens[token]
         self.special_token_ids = special
-        self.eos_token_id = next((token for token in special if backend.is_eog(token)), 0)
+        self.end_tokens = [token for token in special if backend.is_eog(token)] or [0]
+        self.eos_token_id = self.end_tokens[0]
         self.bos_token_id = None
         self._tokenize = backend.tokenize
 
@@ -123,7 +134,8 @@ def _grammar(constraint: Constraint) -> str:
                 raise SchemaError("choices must be non-empty strings, at least one")
             return str(llguidance.grammar_from("choice", json.dumps(list(constraint.choices))))
         case ["grammar"]:
-            return _text_grammar(constraint.grammar or "")
+            text = constraint.grammar or ""
+            return str(llguidance.grammar_from("gbnf" if "::=" in text else "lark", text))
     raise SchemaError(f"exactly one of json_schema, regex, grammar and choices, not {given or 'none'}")
 
 
@@ -132,19 +144,21 @@ def _json_grammar(schema: str) -> str:
         parsed = json.loads(schema)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"the JSON schema is not JSON: {error}") from error
-    if isinstance(parsed, bool):
-        parsed = {} if parsed else {"not": {}}
+    if parsed is True:
+        parsed = {}
+    if parsed is False:
+        raise SchemaError("the schema false allows nothing")
     if not isinstance(parsed, dict):
         raise SchemaError("a JSON schema is an object or a boolean")
     return str(LLMatcher.grammar_from_json_schema(parsed, overrides={"whitespace_pattern": _JSON_WHITESPACE}))
 
 
-def _text_grammar(text: str) -> str:
-    try:
-        return str(llguidance.grammar_from("gbnf" if "::=" in text else "lark", text))
-    except ValueError as error:
-        raise SchemaError(f"the grammar cannot be used: {_first_line(str(error))}") from error
+def _check(matcher: Any) -> None:
+    if matcher.is_error():
+        raise SchemaError(f"the constraint cannot be used: {_reason(matcher.get_error())}")
 
 
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else "unknown reason"
+def _reason(text: str) -> str:
+    """What matters of llguidance's many lines: the first, and what the regex parser found."""
+    lines = [line.strip() for line in text.strip().splitlines()] or ["unknown reason"]
+    return " ".join([lines[0], *(line for line in lines[1:] if line.startswith("error:"))])
