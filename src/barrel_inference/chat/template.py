@@ -83,15 +83,18 @@ class Template:
         if continue_final_message:
             text = self._open_ended(messages, values)
         else:
-            text = self._text(messages, values, add_generation_prompt=add_generation_prompt)
+            text = self.text(messages, add_generation_prompt=add_generation_prompt, **values)
         return Rendered(text, self._boundaries(text, messages, values))
 
-    def _text(self, messages: Messages, values: Mapping[str, Any], *, add_generation_prompt: bool = False) -> str:
+    def text(self, messages: Messages, **values: Any) -> str:
+        """One rendering, just as the template has it."""
         context = {
             **self._tokens,
-            **copy.deepcopy(dict(values)),  # a template may change what it gets
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": False,
+            **copy.deepcopy(values),  # a template may change what it gets
             "messages": copy.deepcopy(list(messages)),
-            "add_generation_prompt": add_generation_prompt,
         }
         return render(self._compiled, context, self._limits, self._clock)
 
@@ -100,7 +103,7 @@ class Template:
         content = last.get("content")
         if not isinstance(content, str):
             raise InvalidRequestError("only a message with text content can be continued")
-        text = self._text([*messages[:-1], {**last, "content": content + _CUT}], values)
+        text = self.text([*messages[:-1], {**last, "content": content + _CUT}], **values)
         head, cut, _ = text.rpartition(_CUT)
         if not cut:
             raise TemplateError("the chat template leaves out the message that is to be continued")
@@ -116,7 +119,7 @@ class Template:
     def _end(self, text: str, head: Messages, values: Mapping[str, Any]) -> int:
         """Where ``head`` ends in ``text``; 0 when it is no prefix of it, or the template refuses it alone."""
         try:
-            prefix = self._text(head, values)
+            prefix = self.text(head, **values)
         except TemplateError:
             return 0
         return len(prefix) if text.startswith(prefix) else 0

@@ -1,0 +1,263 @@
+"""A model's side of a conversation: messages and tools to a prompt, and what the output must and may look like. Pure;
+made once for each loaded model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from barrel_inference.chat import harmony, reasoning
+from barrel_inference.chat.messages import Message, conform
+from barrel_inference.chat.output import OutputParser, Parser, Shape, Thinking
+from barrel_inference.chat.profile import Profile, study
+from barrel_inference.chat.reasoning import Think
+from barrel_inference.chat.template import Template
+from barrel_inference.chat.tools import grammar, instructions
+from barrel_inference.chat.tools.syntax import Syntax, Tools, parameters
+from barrel_inference.errors import InvalidRequestError, UnsupportedError
+from barrel_inference.types import Constraint
+
+
+class Turn(NamedTuple):
+    """What is asked. ``messages`` and ``tools`` in OpenAI's form. ``choice``: auto, none, required, or the name of a
+    tool behind ``named:``."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    choice: str = "auto"
+    parallel: bool = True
+    constraint: Constraint | None = None
+    think: Think = None
+    documents: Sequence[Mapping[str, Any]] = ()
+    template: Mapping[str, Any] = {}
+    continue_final: bool = False
+
+
+class Prompt(NamedTuple):
+    """``thinking``: it ends inside a thought. ``think_end``: the text that ends one, None when the model has none."""
+
+    text: str
+    boundaries: tuple[int, ...]
+    constraint: Constraint | None
+    thinking: bool
+    think_end: str | None
+    shape: Shape
+    tools: Tools
+
+    def parser(self) -> Parser:
+        if self.think_end == harmony.THOUGHT_END:
+            return harmony.HarmonyParser(thinking=self.thinking)
+        return OutputParser(self.shape, self.tools, thinking=self.thinking)
+
+
+class Dialogue:
+    """``markers``: overrides of the detected ones, (open, close) each."""
+
+    def __init__(
+        self,
+        template: Template,
+        *,
+        tool_call_markers: tuple[str, str] | None = None,
+        thinking_markers: tuple[str, str] | None = None,
+    ) -> None:
+        self.template = template
+        self._tool_call_markers = tool_call_markers
+        self._thinking_markers = thinking_markers
+        self._harmony = harmony.is_harmony(template.source)
+
+    @cached_property
+    def profile(self) -> Profile:
+        profile = study(self.template)
+        shape = profile.shape
+        if self._harmony:
+            shape = shape._replace(thinking=Thinking(harmony.THOUGHT, harmony.THOUGHT_END), syntax=None)
+        if self._thinking_markers:
+            shape = shape._replace(thinking=Thinking(*self._thinking_markers))
+        if self._tool_call_markers:
+            header, footer = self._tool_call_markers
+            shape = shape._replace(syntax=Syntax("given", instructions.SYNTAX.body, header=header, footer=footer))
+        return profile._replace(shape=shape)
+
+    @property
+    def can_think(self) -> bool:
+        return self.profile.shape.thinking is not None
+
+    @property
+    def has_native_tools(self) -> bool:
+        return self.profile.form.native_definitions
+
+    def prompt(self, turn: Turn) -> Prompt:
+        """Raises TemplateError, UnsupportedError, InvalidRequestError."""
+        if turn.think not in (None, False) and not self.can_think:
+            raise UnsupportedError("this model does not think")
+        tools = parameters(turn.tools)
+        rendered = self._render(turn)
+        tail, thinking = self._thought(turn, rendered.text)
+        shape = self.profile.shape._replace(syntax=self._syntax if tools and turn.choice != "none" else None)
+        return Prompt(
+            text=rendered.text + tail,
+            boundaries=rendered.boundaries,
+            constraint=self._constraint(turn, tools, thinking),
+            thinking=thinking,
+            think_end=self.profile.shape.thinking and self.profile.shape.thinking.close,
+            shape=shape,
+            tools=tools,
+        )
+
+    # ---- the prompt
+
+    def _render(self, turn: Turn) -> Any:
+        values = {**reasoning.switches(self.template.variables, turn.think), **turn.template}
+        if turn.tools and "functions" in self.template.variables:  # FireFunction's own name for them
+            values |= {"functions": json.dumps(list(turn.tools)), "datetime": ""}
+        return self.template.render(
+            self._messages(turn),
+            tools=self._described(turn.tools) if turn.tools and self.profile.form.native_definitions else None,
+            documents=list(turn.documents) or None,
+            add_generation_prompt=not turn.continue_final,
+            continue_final_message=turn.continue_final,
+            **values,
+        )
+
+    def _messages(self, turn: Turn) -> list[Message]:
+        messages = [dict(message) for message in turn.messages]
+        if turn.tools and not self.profile.form.native_definitions:
+            messages = _instructed(messages, instructions.explain(turn.tools, self._syntax or instructions.SYNTAX))
+        return conform(messages, self.profile.form)
+
+    def _described(self, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Some templates read the description of every tool and parameter without looking whether there is one."""
+        return [_described(tool) for tool in tools]
+
+    def _thought(self, turn: Turn, text: str) -> tuple[str, bool]:
+        """What to add to the prompt for its thinking, and whether it then ends inside a thought."""
+        thinking = self.profile.shape.thinking
+        if thinking is None or turn.continue_final:
+            return "", False
+        tail = text[-200:]
+        tail = tail[tail.rfind(self._last_text(turn)) + 1 :] if self._last_text(turn) in tail else tail
+        if turn.think is False:
+            return self._unthought(tail, thinking), False
+        if reasoning.is_open(tail, thinking):
+            return "", True
+        if thinking.close in tail or not self._must_open(turn):
+            return "", False
+        return thinking.open if self._harmony else f"{thinking.open}\n", True
+
+    @staticmethod
+    def _last_text(turn: Turn) -> str:
+        content = turn.messages[-1].get("content")
+        return content[-100:] if isinstance(content, str) and content.strip() else "\0"
+
+    def _unthought(self, tail: str, thinking: Thinking) -> str:
+        return "" if self._harmony else reasoning.closed(tail, thinking)
+
+    def _must_open(self, turn: Turn) -> bool:
+        """A constraint begins after the thinking, so there has to be one: where the model thinks unasked, or is asked
+        to."""
+        constrained = turn.constraint is not None or turn.choice not in ("auto", "none")
+        return constrained and (turn.think is not None or self._thinks_unasked)
+
+    @cached_property
+    def _thinks_unasked(self) -> bool:
+        ask = reasoning.switches(self.template.variables, True)
+        messages = conform([{"role": "user", "content": "zq"}], self.profile.form)
+        plain = self.template.text(messages, add_generation_prompt=True)
+        return self.template.text(messages, add_generation_prompt=True, **ask) == plain
+
+    # ---- the constraint
+
+    @cached_property
+    def _syntax(self) -> Syntax | None:
+        if self._harmony:
+            return None
+        return self.profile.shape.syntax or instructions.SYNTAX
+
+    def _constraint(self, turn: Turn, tools: Tools, thinking: bool) -> Constraint | None:
+        """Of the output: a call where one is required, the wanted form where one is given, valid calls in any case."""
+        after = self.profile.shape.thinking.close if thinking and self.profile.shape.thinking else None
+        name = turn.choice.removeprefix("named:") if turn.choice.startswith("named:") else None
+        if name is not None and name not in tools:
+            raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools", option="tool_choice")
+        if turn.choice == "required" or name is not None:
+            if not tools:
+                raise InvalidRequestError("tool_choice requires a tool, and none is given", option="tool_choice")
+            wanted = {name: tools[name]} if name is not None else tools
+            return Constraint(grammar=self._calls(wanted, turn.parallel and name is None), start_after=after)
+        may_call = bool(tools) and turn.choice == "auto"
+        if turn.constraint is not None:
+            form = _or_calls(turn.constraint, self._rules(tools, turn.parallel)) if may_call else turn.constraint
+            return self._headed(form, after)
+        return self._lazy(tools, turn.parallel) if may_call else None
+
+    def _calls(self, tools: Tools, parallel: bool) -> str:
+        if self._harmony:
+            return f"start: {self._next()} ({harmony.calls_rule(tools)})\n"
+        return grammar.calls(self._syntax or instructions.SYNTAX, tools, parallel=parallel)
+
+    def _rules(self, tools: Tools, parallel: bool) -> str:
+        return self._calls(tools, parallel)
+
+    @staticmethod
+    def _next() -> str:
+        return f"{json.dumps(harmony.NEXT)}"
+
+    def _headed(self, constraint: Constraint, after: str | None) -> Constraint:
+        """gpt-oss writes a header before its answer."""
+        if not self._harmony:
+            return _armed(constraint, after)
+        head = json.dumps(harmony.NEXT + harmony.ANSWER)
+        return Constraint(grammar=f"start: {head} answer\nanswer: {_lark(constraint)}\n", start_after=after)
+
+    def _lazy(self, tools: Tools, parallel: bool) -> Constraint | None:
+        """Nothing is required, but a call that has begun is completed validly."""
+        syntax = self._syntax
+        if syntax is None or syntax.only_at_start or not syntax.triggers:
+            return None
+        text = grammar.calls(syntax, tools, parallel=parallel, opened=True)
+        return Constraint(grammar=text, start_after=syntax.triggers[0])
+
+
+def _armed(constraint: Constraint, after: str | None) -> Constraint:
+    import msgspec
+
+    return msgspec.structs.replace(constraint, start_after=after)
+
+
+def _or_calls(constraint: Constraint, calls: str) -> Constraint:
+    """The wanted form, or calls instead of it."""
+    rules = calls.replace("start:", "tool_calls:", 1)
+    return Constraint(grammar=f"start: tool_calls | answer\nanswer: {_lark(constraint)}\n{rules}")
+
+
+def _lark(constraint: Constraint) -> str:
+    if constraint.json_schema is not None:
+        return f"%json {constraint.json_schema}"
+    if constraint.choices is not None:
+        return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in constraint.choices)
+    if constraint.regex is not None:
+        return "/" + constraint.regex.replace("/", r"\/") + "/"
+    raise UnsupportedError("a grammar cannot be combined with tools that the model may call")
+
+
+def _instructed(messages: list[Message], text: str) -> list[Message]:
+    """With the text at the end of the system message at the head."""
+    if messages and messages[0]["role"] in ("system", "developer"):
+        from barrel_inference.chat.messages import text_of
+
+        return [{**messages[0], "content": f"{text_of(messages[0].get('content'))}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(tool.get("function", tool))
+    schema = dict(function.get("parameters") or {"type": "object", "properties": {}})
+    schema.setdefault("properties", {})
+    schema["properties"] = {
+        key: {"description": "", **value} if isinstance(value, Mapping) else value
+        for key, value in schema["properties"].items()
+    }
+    return {"type": "function", "function": {"description": "", **function, "parameters": schema}}

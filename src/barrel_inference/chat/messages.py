@@ -1,0 +1,168 @@
+"""Messages as a given template wants them: the same conversation, said so that nothing of it is lost. Pure.
+
+What a template drops or refuses is said in another way, always from left to right, so that a conversation that grows
+renders to a prompt that grows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from barrel_inference.chat.tools import instructions
+
+Message = dict[str, Any]
+
+
+class Form(NamedTuple):
+    """What a template can express. The defaults are the common case."""
+
+    native_calls: bool = False  # the template writes tool calls
+    native_definitions: bool = False  # and the definitions of tools
+    object_arguments: bool = True  # arguments of calls as objects; else as JSON text
+    short_ids: bool = False  # Mistral: exactly nine letters and digits
+    typed_content: bool = False  # content as a list of parts, never a string
+    parallel_calls: bool = True
+    text_beside_calls: bool = True
+    system: bool = True
+    late_system: bool = True  # a system message stays where it is
+    developer: bool = False
+    repeated_roles: bool = True  # two user messages may follow each other
+    reasoning_key: str | None = None
+
+
+def conform(messages: Sequence[Mapping[str, Any]], form: Form) -> list[Message]:
+    """The conversation for a template of that form."""
+    plain: Iterator[Message] = ({**message, "content": text_of(message.get("content"))} for message in messages)
+    for step in (_calls_alone if form.native_calls else _calls_as_text, _roles):
+        plain = step(plain, form)
+    result = list(plain)
+    if not form.repeated_roles:
+        result = _merged(result)
+    return [_shaped(message, form) for message in result]
+
+
+def text_of(content: Any) -> str:
+    """Text parts are one text to a template."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content or () if part.get("type") == "text")
+
+
+def _roles(messages: Iterator[Message], form: Form) -> Iterator[Message]:
+    """Developer messages become system messages; system text that would be lost or moved goes to the next user
+    message, where it stays."""
+    pending: list[str] = []
+    head = True
+    for message in messages:
+        role = message["role"]
+        if role == "developer" and not form.developer:
+            message, role = {**message, "role": "system"}, "system"
+        if role == "system" and not (form.system and (head or form.late_system)):
+            pending.append(message["content"])
+            continue
+        if pending and role != "user":
+            yield {"role": "user", "content": "\n\n".join(pending)}
+            pending = []
+        elif pending:
+            message = {**message, "content": "\n\n".join([*pending, message["content"]])}
+            pending = []
+        head = False
+        yield message
+    if pending:
+        yield {"role": "user", "content": "\n\n".join(pending)}
+
+
+def _calls_alone(messages: Iterator[Message], form: Form) -> Iterator[Message]:
+    """Text beside calls, and the second of several calls, get messages of their own where the template loses them."""
+    queue = list(messages)
+    while queue:
+        message = queue.pop(0)
+        calls = message.get("tool_calls") or []
+        if not calls:
+            yield message
+            continue
+        if message["content"] and not form.text_beside_calls:
+            yield {key: value for key, value in message.items() if key != "tool_calls"}
+            message = {key: value for key, value in message.items() if key != "reasoning_content"} | {"content": ""}
+        if len(calls) > 1 and not form.parallel_calls:
+            yield from _one_by_one(message, calls, queue)
+        else:
+            yield message
+
+
+def _one_by_one(message: Message, calls: Sequence[Mapping[str, Any]], queue: list[Message]) -> Iterator[Message]:
+    """Each call with its own result behind it; takes the results off the queue."""
+    results: list[Message] = []
+    while queue and queue[0]["role"] == "tool":
+        results.append(queue.pop(0))
+    for number, call in enumerate(calls):
+        yield {**message, "tool_calls": [call], "content": message["content"] if number == 0 else ""}
+        own = [result for result in results if result.get("tool_call_id") == call.get("id")]
+        yield from own
+        results = [result for result in results if result not in own]
+    yield from results
+
+
+def _calls_as_text(messages: Iterator[Message], form: Form) -> Iterator[Message]:
+    """For a template that knows no tools: calls and results in the notation of ``tools.instructions``."""
+    for message in messages:
+        if message["role"] == "tool":
+            yield {"role": "user", "content": instructions.result(message["content"])}
+        elif message.get("tool_calls"):
+            calls = [instructions.call(each["function"]) for each in message["tool_calls"]]
+            yield {"role": "assistant", "content": "\n".join(filter(None, [message["content"], *calls]))}
+        else:
+            yield message
+
+
+def _merged(messages: list[Message]) -> list[Message]:
+    merged: list[Message] = []
+    for message in messages:
+        last = merged[-1] if merged else None
+        if last and last["role"] == message["role"] and message["role"] in ("user", "system"):
+            last["content"] = f"{last['content']}\n\n{message['content']}"
+        else:
+            merged.append(dict(message))
+    return merged
+
+
+# ---- the form of a single message
+
+
+def _shaped(message: Message, form: Form) -> Message:
+    shaped = {key: value for key, value in message.items() if key != "reasoning_content" and value is not None}
+    if form.typed_content:
+        shaped["content"] = [{"type": "text", "text": message["content"]}]
+    if form.reasoning_key and message.get("reasoning_content"):
+        shaped[form.reasoning_key] = message["reasoning_content"]
+    if message.get("tool_calls"):
+        shaped["tool_calls"] = [_call(call, form) for call in message["tool_calls"]]
+    else:
+        shaped.pop("tool_calls", None)
+    if form.short_ids and "tool_call_id" in shaped:
+        shaped["tool_call_id"] = short_id(shaped["tool_call_id"])
+    return shaped
+
+
+def _call(call: Mapping[str, Any], form: Form) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments")
+    given = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    return {
+        "id": short_id(call.get("id", "")) if form.short_ids else call.get("id", ""),
+        "type": "function",
+        "function": {
+            "name": function["name"],
+            "arguments": given if form.object_arguments else json.dumps(given, ensure_ascii=False),
+        },
+    }
+
+
+def short_id(call_id: str) -> str:
+    """Nine letters and digits, the same for the same id."""
+    if len(call_id) == 9 and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]

@@ -1,0 +1,117 @@
+"""Calls written as JSON: the whole call as an object, or the arguments alone behind a header. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from barrel_inference.chat.tools.scan import MalformedError, json_end
+from barrel_inference.chat.tools.syntax import BodyRead, Rules, Tools, quote
+
+_NAME_KEYS = ("name", "tool_name", "function_name")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args")
+
+
+@dataclass(frozen=True)
+class JsonCall:
+    """``{"name": …, "arguments": {…}}``. Reads the usual other keys too; writes its own."""
+
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    id_key: str | None = None  # written before the name when ``id_first``, else at the end
+    id_first: bool = False
+    known_only: bool = False  # the text around does not mark a call, so that an unknown name is no call
+
+    def read(self, text: str, at: int, name: str | None, tools: Tools) -> BodyRead | None:
+        value, end = _object(text, at)
+        if value is None:
+            return None
+        value = value["function"] if isinstance(value.get("function"), dict) else value
+        found = _one_of(value, (self.name_key, *_NAME_KEYS))
+        if not isinstance(found, str) or (self.known_only and found not in tools):
+            raise MalformedError
+        return BodyRead(end, found, _arguments(_one_of(value, (self.arguments_key, *_ARGUMENT_KEYS))))
+
+    def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
+        properties: dict[str, Any] = {self.name_key: {"const": name}, self.arguments_key: _object_schema(schema)}
+        if self.id_key:
+            id_schema = {self.id_key: {"type": "string", "pattern": "^[A-Za-z0-9]{1,16}$"}}
+            properties = id_schema | properties if self.id_first else properties | id_schema
+        whole = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+        return _json_rule(rules, whole)
+
+
+@dataclass(frozen=True)
+class KeyedJsonCall:
+    """``{"the_name": {…}}``."""
+
+    def read(self, text: str, at: int, name: str | None, tools: Tools) -> BodyRead | None:
+        value, end = _object(text, at)
+        if value is None:
+            return None
+        if len(value) != 1:
+            raise MalformedError
+        ((found, arguments),) = value.items()
+        return BodyRead(end, found, _arguments(arguments))
+
+    def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
+        whole = {"properties": {name: _object_schema(schema)}, "required": [name], "additionalProperties": False}
+        return _json_rule(rules, {"type": "object"} | whole)
+
+
+@dataclass(frozen=True)
+class JsonArguments:
+    """The arguments alone; the header names the function."""
+
+    def read(self, text: str, at: int, name: str | None, tools: Tools) -> BodyRead | None:
+        value, end = _object(text, at)
+        return None if value is None else BodyRead(end, None, value)
+
+    def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
+        return _json_rule(rules, _object_schema(schema))
+
+
+def _object(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
+    if at >= len(text):
+        return None, at
+    if text[at] != "{":
+        raise MalformedError
+    end = json_end(text, at)
+    if end is None:
+        return None, at
+    try:
+        return json.loads(text[at:end], strict=False), end  # models do write raw line ends in strings
+    except (ValueError, RecursionError):
+        raise MalformedError from None
+
+
+def _one_of(value: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    return next((value[key] for key in keys if key in value), None)
+
+
+def _arguments(value: Any) -> Mapping[str, Any]:
+    """An object, written as such or as a string of JSON; a call without arguments may leave them out."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "{}", strict=False)
+        except (ValueError, RecursionError):
+            raise MalformedError from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise MalformedError
+    return value
+
+
+def _object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return schema if schema.get("type") == "object" else {"type": "object", **schema}
+
+
+def _json_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
+    return rules.add("json", f"%json {json.dumps(schema, ensure_ascii=False)}")
+
+
+def literal(text: str) -> str:
+    return quote(text) if text else ""
