@@ -9,19 +9,17 @@ from hypothesis import strategies as st
 
 from barrel_inference.engine.scheduler import (
     GRAIN,
-    SOLO_CHUNK,
     STEP_BUDGET_S,
-    TILE_ROWS,
     Costs,
     Feed,
     Limits,
     View,
-    cold_limit,
     is_cold_shape,
     live_limit,
     plan,
     replay_limit,
 )
+from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS, cold_resume
 
 LIMITS = Limits(n_batch=512, chunk=128)
 FAST = Costs(prefill_s=0.004)  # 250 tokens a second
@@ -152,18 +150,18 @@ def test_live_leaves_the_last_prompt_token(available: int, n_prompt: int) -> Non
 
 @given(st.integers(0, 3000), st.integers(1, 3000), st.sampled_from([64, 100, 256]))
 def test_cold_resumes_only_where_the_rest_has_cold_shapes(available: int, n_prompt: int, chunk: int) -> None:
-    resume = cold_limit(available, n_prompt=n_prompt, chunk=chunk)
+    resume = cold_resume(available, n_prompt, chunk)
     assert 0 <= resume <= min(available, n_prompt - 1)
     end = min(resume // chunk * chunk + chunk, n_prompt)
     assert is_cold_shape(resume, end, n_prompt, chunk)
-    assert min(available, n_prompt - 1) - resume < 2 * TILE_ROWS
+    assert min(available, n_prompt - 1) - resume < 2 * TILED_ROWS
 
 
 def test_cold_reuses_all_but_a_tile_of_a_repeated_prompt() -> None:
-    assert cold_limit(2048, n_prompt=2048, chunk=256) == 1984
-    assert cold_limit(2047, n_prompt=2050, chunk=256) == 1984
-    assert cold_limit(2050, n_prompt=2050, chunk=256) == 2048
-    assert cold_limit(1000, n_prompt=1000, chunk=256) == 896
+    assert cold_resume(2048, 2048) == 1984
+    assert cold_resume(2047, 2050) == 1984
+    assert cold_resume(2050, 2050) == 2048
+    assert cold_resume(1000, 1000) == 896
 
 
 @given(st.integers(0, 3000), st.integers(1, 2000), st.integers(0, 500), st.data())

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-SOLO_CHUNK = 256  # the fastest batch on CPU, and short enough to cancel within
+from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS
+
 GRAIN = 32  # budgeted chunks are multiples of it: smaller ones waste the matrix kernels
 STEP_BUDGET_S = 0.4  # for a step in which others decode: their gap stays under 0.5 s
 EWMA_WEIGHT = 0.3
-TILE_ROWS = 64  # llama.cpp's CPU flash attention rounds differently in batches with fewer rows than this
 
 
 class View(NamedTuple):
@@ -106,22 +106,12 @@ def is_cold_shape(start: int, stop: int, n_prompt: int, chunk: int, stops: tuple
     """Whether prefilling [start, stop) alone gives the rows that a cold run of this prompt computes."""
     first = max(start // chunk * chunk, max((s for s in stops if s <= start), default=0))
     end = next_cut(View(0, start, n_prompt, 0, stops), chunk)
-    return stop == end and (start == first or stop - start >= TILE_ROWS)
+    return stop == end and (start == first or stop - start >= TILED_ROWS)
 
 
 def live_limit(available: int, *, n_prompt: int) -> int:
     """Anything that is there; but the last prompt token is always decoded, for its logits."""
     return min(available, n_prompt - 1)
-
-
-def cold_limit(available: int, *, n_prompt: int, chunk: int) -> int:
-    """The largest resume position from which the rest equals a cold run bit for bit (given rows in cold shapes)."""
-    available = min(available, n_prompt - 1)
-    first = available // chunk * chunk
-    end = min(first + chunk, n_prompt)
-    if end - first < TILE_ROWS:
-        return first
-    return max(first, min(available, end - TILE_ROWS) // TILE_ROWS * TILE_ROWS)
 
 
 def replay_limit(

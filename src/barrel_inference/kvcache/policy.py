@@ -94,18 +94,18 @@ def state_stops(policy: Policy, n_prompt: int, boundaries: Sequence[int]) -> tup
 # ---- resuming
 
 
-def cold_resume(available: int, n_prompt: int) -> int:
+def cold_resume(available: int, n_prompt: int, chunk: int = SOLO_CHUNK) -> int:
     """The largest position ≤ ``available`` from which a prefill computes what one from 0 would, bit for bit.
 
-    A cold run decodes absolute multiples of SOLO_CHUNK; a chunk of at least TILED_ROWS rows must be resumed with at
+    A cold run decodes absolute multiples of ``chunk``; a chunk of at least TILED_ROWS rows must be resumed with at
     least that many left, a shorter one from its start.
     """
-    at = whole_blocks(min(available, n_prompt - 1))
-    start = at // SOLO_CHUNK * SOLO_CHUNK
-    end = min(start + SOLO_CHUNK, n_prompt)
+    at = min(available, n_prompt - 1)
+    start = at // chunk * chunk
+    end = min(start + chunk, n_prompt)
     if end - start < TILED_ROWS:
         return start
-    return max(start, min(at, whole_blocks(end - TILED_ROWS)))
+    return max(start, whole_blocks(min(at, end - TILED_ROWS)))
 
 
 @dataclass

@@ -14,7 +14,7 @@ from barrel_inference.engine.backend import Backend
 from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.lookup import Found, Limit
-from barrel_inference.kvcache.policy import cold_resume, is_worth, whole_blocks
+from barrel_inference.kvcache.policy import SOLO_CHUNK, cold_resume, is_worth, whole_blocks
 from barrel_inference.kvcache.reader import Reader, Reading
 from barrel_inference.kvcache.record import CorruptError
 from barrel_inference.kvcache.store import Store
@@ -33,6 +33,7 @@ class StoredPlan:
     tokens: Sequence[int]
     salt: str
     limit: Limit
+    chunk: int  # of a solo prefill
     cold: bool
     at_least: int
     found: Found
@@ -57,7 +58,7 @@ class StoredPlan:
     def prefill_end(self, n_prompt: int) -> int:
         """How far the rows equal a cold run's once the rest of the prompt has been prefilled alone."""
         start, pure = self.found.length, self.found.prefill_end
-        if pure == start and cold_resume(start, n_prompt) == start:
+        if pure == start and cold_resume(start, n_prompt, self.chunk) == start:
             return n_prompt
         return min(pure, whole_blocks(start))
 
@@ -87,9 +88,9 @@ class Restorer:
         at_least: int,
     ) -> StoredPlan:
         tokens = tuple(tokens)
-        plan = StoredPlan(
-            tokens, salt, _limit(len(tokens), cold, cuts, free_from), cold, at_least, _nothing(self._store)
-        )
+        chunk = min(SOLO_CHUNK, self._backend.info.n_batch)
+        limit = _limit(len(tokens), chunk, cold, cuts, free_from)
+        plan = StoredPlan(tokens, salt, limit, chunk, cold, at_least, _nothing(self._store))
         self._locate(plan)
         self.counters["lookups"] += 1
         if plan.length:
@@ -189,9 +190,9 @@ def _nothing(store: Store, first_mismatch: int | None = None) -> Found:
     return Found(store.namespace, (), b"", first_mismatch=first_mismatch)
 
 
-def _limit(n: int, cold: bool, cuts: Collection[int] | None, free_from: int) -> Limit:
+def _limit(n: int, chunk: int, cold: bool, cuts: Collection[int] | None, free_from: int) -> Limit:
     if cold:
-        return lambda at: cold_resume(at, n)
+        return lambda at: cold_resume(at, n, chunk)
     if cuts is None:
         return lambda at: at
     allowed = sorted({0, *cuts})

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from barrel_inference.engine.backend import Sampler
 from barrel_inference.engine.kvstore import Plan
 from barrel_inference.engine.requests.logprobs import TokenLogprobs
-from barrel_inference.engine.scheduler import cold_limit, live_limit, replay_limit
+from barrel_inference.engine.scheduler import live_limit, replay_limit
 from barrel_inference.engine.sequence import Sequence
+from barrel_inference.kvcache.policy import cold_resume
 from barrel_inference.types import CacheReport, Chunk, Completion, Exactness, FinishReason, Request, Timings, Usage
 
 Logits = NDArray[np.float32]
@@ -149,7 +150,7 @@ class Generation:
                 available, n_prompt=self.n_prompt, last=last, start=self.start, stops=self.stops, chunk=chunk
             )
         if self.exact == "cold":
-            return cold_limit(available, n_prompt=self.n_prompt, chunk=chunk)
+            return cold_resume(available, self.n_prompt, chunk)
         return live_limit(available, n_prompt=self.n_prompt)
 
     # ---- sampling
