@@ -196,6 +196,7 @@ class RegistryOpts(Options, frozen=True):
     hf_endpoint: str = "https://huggingface.co"  # HF_ENDPOINT
     hf_token: str | None = None  # HF_TOKEN; sent to hf_endpoint's host only
     ollama_endpoint: str | None = None  # stands in for https://registry.ollama.ai (a mirror)
+    registry_credentials: dict[str, str] = {}  # host[:port] -> "user:password", for OCI registries
     allow_private: bool = False  # pull from loopback, private and link-local addresses
     connections: int = 4  # parallel ranges of one file
     stall_s: float = 30.0  # without a byte, a connection is given up and tried again

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import re
 import stat
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import TypeVar
 
 from barrel_inference.errors import ModelFileError
 from barrel_inference.registry.gguf.info import GgufInfo
 from barrel_inference.registry.gguf.reader import Header, MetadataValue, Skipped, read_header
 from barrel_inference.registry.gguf.tensors import Tensor
 
-__all__ = ["GgufInfo", "MetadataValue", "Skipped", "Tensor", "read", "read_file", "shard_paths"]
+__all__ = ["GgufInfo", "MetadataValue", "Skipped", "Tensor", "read", "read_file", "read_files", "shard_paths"]
 
 MAX_ARRAY = 1024  # keeps what is a layer's or a head's; vocabularies are skipped
 MAX_SHARDS = 1000
+
+AnyPath = TypeVar("AnyPath", bound=PurePath)
 
 _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -45,7 +48,7 @@ def read_files(paths: tuple[Path, ...], *, max_array: int = MAX_ARRAY) -> GgufIn
     return GgufInfo(paths[0], paths, first.version, first.metadata, tensors, sum(size for _, size in parts))
 
 
-def shard_paths(path: Path) -> tuple[Path, ...]:
+def shard_paths(path: AnyPath) -> tuple[AnyPath, ...]:
     """All files of the model that ``path`` is the first file of."""
     match = _SHARD_NAME.fullmatch(path.name)
     if match is None:

@@ -1,0 +1,210 @@
+"""``create``: a model of one's own from a Modelfile or Ollama's fields. A sequence over Installation; owns nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from barrel_inference.errors import InvalidNameError, ModelfileError, ModelNotFoundError, PullError, UnsupportedError
+from barrel_inference.registry import gguf, gotemplate
+from barrel_inference.registry.download.network import Network
+from barrel_inference.registry.files import absolute
+from barrel_inference.registry.ground import Ground
+from barrel_inference.registry.install import Brought, Installation, OnStatus
+from barrel_inference.registry.manifest import Manifest, timestamp
+from barrel_inference.registry.modelfile import ROLES, Modelfile, check_parameters, loader_options, parse
+from barrel_inference.registry.names import ModelName, is_path, parse_digest, parse_spec
+from barrel_inference.registry.pull import describe_model, lay_out, policy
+from barrel_inference.registry.sources import Artifact
+from barrel_inference.registry.sources.file import model_files
+
+PullBase = Callable[[str], Awaitable[None]]
+
+
+class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Both request forms: a Modelfile's text, or Ollama's fields, which win where both are given.
+
+    ``directory``: where relative paths of FROM and ADAPTER start. None: paths are refused, since they would be read on
+    this machine for somebody on another one.
+    """
+
+    modelfile: str | bytes | None = None
+    from_: str | None = None
+    files: dict[str, str] = {}  # file name -> digest of an uploaded blob
+    adapters: dict[str, str] = {}
+    template: str | None = None
+    system: str | None = None
+    license: str | list[str] | None = None
+    parameters: dict[str, Any] = {}
+    messages: list[dict[str, Any]] | None = None
+    quantize: str | None = None
+    directory: str | None = None
+    insecure: bool = False
+
+
+async def create(
+    ground: Ground, name: ModelName, request: CreateRequest, pull_base: PullBase, status: OnStatus
+) -> Manifest:
+    """Install ``name``; ``pull_base`` fetches a FROM that is not here. Raises before anything is written."""
+    modelfile = merge(request)
+    for warning in modelfile.warnings:
+        status({"status": f"warning: {warning}"})
+    async with Installation(ground, status) as installation, Network(policy(ground, request.insecure)) as network:
+        builder = _Builder(ground, installation, network, request, pull_base)
+        manifest = await builder.build(name, modelfile)
+        _tell_cap(ground, modelfile, status)
+        status({"status": "writing manifest"})
+        manifest = await installation.publish(manifest, None)
+    status({"status": "success"})
+    return manifest
+
+
+def merge(request: CreateRequest) -> Modelfile:
+    """Both forms as one Modelfile value, checked."""
+    if request.quantize:
+        raise UnsupportedError("quantizing is not supported; pull a quantized model, or use llama-quantize")
+    sources = ([request.from_] if request.from_ else []) + [f"@{digest}" for digest in request.files.values()]
+    if request.modelfile is not None:
+        base = parse(request.modelfile)
+    elif sources:
+        base = Modelfile(sources=())
+    else:
+        raise ModelfileError("neither 'from' or 'files' was specified")
+    licenses = [request.license] if isinstance(request.license, str) else request.license
+    merged = msgspec.structs.replace(
+        base,
+        sources=tuple(sources) or base.sources,
+        adapters=tuple(f"@{digest}" for digest in request.adapters.values()) or base.adapters,
+        template=base.template if request.template is None else request.template,
+        system=base.system if request.system is None else request.system,
+        license=base.license if licenses is None else tuple(licenses),
+        parameters={**base.parameters, **check_parameters(request.parameters)},
+        messages=base.messages if request.messages is None else _messages(request.messages),
+    )
+    if merged.template is not None:
+        gotemplate.check(merged.template)
+    return merged
+
+
+def _messages(messages: list[dict[str, Any]]) -> tuple[dict[str, str], ...]:
+    for message in messages:
+        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+            raise ModelfileError('a message needs a role of "system", "user" or "assistant", and a text')
+    return tuple({"role": m["role"], "content": m["content"]} for m in messages)
+
+
+def _tell_cap(ground: Ground, modelfile: Modelfile, status: OnStatus) -> None:
+    wanted, cap = modelfile.parameters.get("num_ctx", 0), ground.options.max_context_size
+    if wanted > cap:
+        status({"status": f"num_ctx {wanted} is capped at {cap} (max_context_size)"})
+
+
+class _Base(NamedTuple):
+    """What one FROM stands for: an installed model, or weights alone."""
+
+    manifest: Manifest | None = None
+    files: tuple[Brought, ...] = ()
+
+
+class _Builder:
+    def __init__(
+        self, ground: Ground, installation: Installation, network: Network, request: CreateRequest, pull_base: PullBase
+    ) -> None:
+        self._ground, self._installation, self._network = ground, installation, network
+        self._request, self._pull_base = request, pull_base
+
+    async def build(self, name: ModelName, modelfile: Modelfile) -> Manifest:
+        bases = [await self._base(source) for source in modelfile.sources]
+        manifest = self._combine(name, bases)
+        adapters = tuple([(await self._weights(text)).as_file() for text in modelfile.adapters])
+        parameters = {**manifest.parameters, **modelfile.parameters}
+        own = loader_options(modelfile.parameters, self._ground.options.max_context_size)
+        replaced = {
+            field: value
+            for field in ("template", "system", "license", "messages")
+            if (value := getattr(modelfile, field)) not in (None, ())
+        }
+        return msgspec.structs.replace(
+            manifest,
+            name=name.name,
+            tag=name.tag,
+            parameters=parameters,
+            loader={**manifest.loader, **own},
+            adapters=adapters or manifest.adapters,
+            modified_at=timestamp(time.time()),
+            **replaced,
+        )
+
+    def _combine(self, name: ModelName, bases: list[_Base]) -> Manifest:
+        """One model out of all FROM lines: at most one of them is the model, another may be its projector."""
+        manifests = [base.manifest for base in bases if base.manifest]
+        files = [file for base in bases for file in base.files]
+        projectors = [file for file in files if gguf.read_file(file.path)[0].metadata.get("general.type") == "mmproj"]
+        models = [file for file in files if file not in projectors]
+        if len(manifests) + bool(models) != 1:
+            raise ModelfileError("FROM must name exactly one model (and possibly its projector)")
+        if manifests:
+            manifest = manifests[0]
+        else:
+            main, shards = lay_out(self._ground, models)
+            spec = f"blob://{models[0].digest}"
+            manifest = describe_model(self._ground, name, spec, models, main, shards)
+        return msgspec.structs.replace(manifest, projector=projectors[0].as_file()) if projectors else manifest
+
+    async def _base(self, source: str) -> _Base:
+        if source.startswith(("@", "sha256:", "sha256-")):
+            return _Base(files=(await self._blob(source),))
+        if paths := self._paths(source):
+            return _Base(files=tuple([await self._local(path) for path in paths]))
+        return _Base(manifest=await self._model(source))
+
+    async def _weights(self, text: str) -> Brought:
+        """An adapter: a blob or a file."""
+        base = await self._base(text)
+        if len(base.files) != 1:
+            raise ModelfileError(f"ADAPTER must name one file or blob, not {text!r}")
+        return base.files[0]
+
+    async def _blob(self, text: str) -> Brought:
+        digest = parse_digest(text.removeprefix("@"))
+        found = await self._installation.claim(digest)
+        if found is None:
+            raise ModelNotFoundError(
+                f"blob {digest} is not here; upload it with POST /api/blobs/{digest}", digest=digest
+            )
+        return found
+
+    async def _local(self, path: Path) -> Brought:
+        return await self._installation.bring(Artifact("model", local=path), self._network, None)
+
+    async def _model(self, text: str) -> Manifest:
+        """An installed model, pulled first if need be; all its blobs are held from here on."""
+        try:
+            manifest = self._ground.store.resolve(text)
+        except ModelNotFoundError:
+            await self._pull_base(text)
+            manifest = self._ground.store.resolve(text)
+        for file in manifest.files:
+            inside = Path(file.blob_path).is_relative_to(self._ground.root.path)
+            if inside and await self._installation.claim(file.digest) is None:
+                raise PullError(f"{manifest.model_name} was removed while it was being copied; try again")
+        return manifest
+
+    def _paths(self, source: str) -> tuple[Path, ...]:
+        """The files that ``source`` means, if it means files: also one that merely exists, as Ollama has it."""
+        explicit = is_path(source) or source.lower().startswith("file://")
+        if self._request.directory is None:
+            if explicit:
+                raise InvalidNameError(
+                    "FROM names a path; upload the file with POST /api/blobs/:digest and name the digest"
+                )
+            return ()
+        location = parse_spec(source).location if source.lower().startswith("file://") else source
+        path = absolute(Path(self._request.directory) / Path(location).expanduser())
+        if explicit or (path.is_file() and "://" not in source):
+            return model_files(path)
+        return ()

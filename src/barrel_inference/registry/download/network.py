@@ -1,0 +1,223 @@
+"""HTTP as the registry needs it: every hop checked, credentials only to the host they belong to, bodies bounded.
+A Network owns one client session."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+import time
+import urllib.request
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from barrel_inference.errors import PullError
+
+MAX_HOPS = 10
+MAX_RETRY_AFTER_S = 120.0
+MAX_ERROR_BODY = 4096
+RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
+_PORTS = {"http": 80, "https": 443}
+
+
+class TransientError(PullError):
+    """Worth another try, after ``retry_after`` seconds if the server said so."""
+
+    retry_after: float | None = None
+
+
+class Credential(NamedTuple):
+    """An Authorization header and the only origin that may see it."""
+
+    origin: str
+    header: str
+
+
+class NetworkPolicy(NamedTuple):
+    """``private_hosts``: host:port pairs the operator configured, reachable whatever their address."""
+
+    insecure: bool = False  # http:// and unverified certificates
+    allow_private: bool = False
+    private_hosts: frozenset[str] = frozenset()
+    stall_s: float = 30.0
+
+
+def origin_of(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{host_and_port(url)}"
+
+
+def host_and_port(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port or _PORTS.get(parts.scheme, 0)}"
+
+
+class Network:
+    def __init__(self, policy: NetworkPolicy) -> None:
+        self._policy = policy
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        policy = self._policy
+        connector = aiohttp.TCPConnector(
+            resolver=_GuardedResolver(policy), ssl=False if policy.insecure else ssl.create_default_context(), limit=32
+        )
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=policy.stall_s, sock_read=policy.stall_s)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=timeout,
+            trust_env=True,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": "barrel-inference", "Accept-Encoding": "identity"},
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, t: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(
+        self, url: str, *, headers: dict[str, str] | None = None, credential: Credential | None = None
+    ) -> aiohttp.ClientResponse:
+        """The response after redirects, whatever its status; its body is still to be read, by ``async with``.
+
+        Raises ``TransientError`` when the connection failed, ``PullError`` when a hop is not allowed.
+        """
+        for _ in range(MAX_HOPS):
+            check_url(url, self._policy)
+            response = await self._one(url, dict(headers or {}), credential)
+            location = response.headers.get("Location")
+            if response.status not in (301, 302, 303, 307, 308) or location is None:
+                return response
+            response.release()
+            url = urljoin(url, location)
+        raise PullError(f"more than {MAX_HOPS} redirects")
+
+    async def read(
+        self, url: str, limit: int, *, headers: dict[str, str] | None = None, credential: Credential | None = None
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """A whole, small body, tried again a few times; more than ``limit`` bytes is a ``PullError``."""
+        for pause in (0.5, 2.0, None):
+            try:
+                async with await self.get(url, headers=headers, credential=credential) as response:
+                    body = await read_bounded(response, limit)
+                if response.status not in RETRYABLE or pause is None:
+                    return response, body
+            except TransientError:
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError  # the last round returns or raises
+
+    async def _one(self, url: str, headers: dict[str, str], credential: Credential | None) -> aiohttp.ClientResponse:
+        if self._session is None:
+            raise RuntimeError("use Network with async with")
+        if credential and credential.origin == origin_of(url):
+            headers["Authorization"] = credential.header
+        try:
+            return await self._session.get(url, headers=headers, allow_redirects=False)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise transient(error, url) from None
+
+
+async def read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    body = bytearray()
+    try:
+        async for block in response.content.iter_any():
+            body += block
+            if len(body) > limit:
+                raise PullError(f"{response.url.host} answers with more than {limit} bytes where little was expected")
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise transient(error, str(response.url)) from None
+    return bytes(body)
+
+
+def transient(error: BaseException, url: str) -> TransientError:
+    host = urlsplit(url).hostname
+    if isinstance(error, TimeoutError):
+        return TransientError(f"{host} does not answer")
+    return TransientError(f"{host}: {str(error) or type(error).__name__}")
+
+
+async def refusal(response: aiohttp.ClientResponse) -> PullError:
+    """The error for an unwanted status, with the server's own words if it has short ones."""
+    try:
+        text = (await response.content.read(MAX_ERROR_BODY)).decode("utf-8", "replace")
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        text = ""
+    words = " ".join(text.split())[:200]
+    message = f"{response.url.host} answered {response.status}" + (f": {words}" if words and "<" not in words else "")
+    if response.status in RETRYABLE:
+        error = TransientError(message, status=response.status)
+        error.retry_after = retry_after_s(response.headers.get("Retry-After"), time.time())
+        return error
+    return PullError(message, status=response.status)
+
+
+def retry_after_s(value: str | None, now: float) -> float | None:
+    """Seconds from a Retry-After header, which is a number or a date; bounded."""
+    if not value:
+        return None
+    try:
+        seconds = float(value) if value.strip().isdigit() else parsedate_to_datetime(value).timestamp() - now
+    except ValueError:
+        return None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
+
+
+def check_url(url: str, policy: NetworkPolicy) -> None:
+    """Refuse what a redirect must never reach: other schemes, plain http, private addresses."""
+    parts = urlsplit(url)
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise PullError(f"refusing to follow {parts.scheme or 'a relative'}: URL {url[:100]!r}")
+    configured = host_and_port(url) in policy.private_hosts
+    if parts.scheme == "http" and not (policy.insecure or configured):
+        raise PullError(f"refusing plain http to {parts.hostname}; allow it with --insecure")
+    try:
+        address = ipaddress.ip_address(parts.hostname)
+    except ValueError:
+        return  # a name: the resolver checks every address it stands for
+    if not (policy.allow_private or configured) and is_private(address):
+        raise PullError(f"refusing the private address {address}")
+
+
+def is_private(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address.sixtofour or address
+    return not address.is_global or address.is_multicast
+
+
+class _GuardedResolver(AbstractResolver):
+    """Checks the very addresses that will be connected to, so that a name cannot be rebound in between."""
+
+    def __init__(self, policy: NetworkPolicy) -> None:
+        self._policy = policy
+        self._resolver = aiohttp.ThreadedResolver()
+        # behind a proxy the proxy resolves; its own address is the operator's choice
+        self._trusted = policy.private_hosts | {host_and_port(proxy) for proxy in urllib.request.getproxies().values()}
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        results = await self._resolver.resolve(host, port, family)
+        if self._policy.allow_private or f"{host}:{port}" in self._trusted:
+            return results
+        for result in results:
+            if is_private(ipaddress.ip_address(result["host"].split("%")[0])):
+                raise PullError(f"refusing {host}: it stands for the private address {result['host']}")
+        return results
+
+    async def close(self) -> None:
+        await self._resolver.close()
+
+
+Json = dict[str, Any]

@@ -1,0 +1,94 @@
+"""One remote file as a server offers it: where it is, which version, whether in ranges, and how often to ask again.
+A Server owns the direct URL of the last redirect and the count of failures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
+
+import aiohttp
+
+from barrel_inference.config import RegistryOpts
+from barrel_inference.errors import PullError
+from barrel_inference.registry.download.network import Credential, Network, TransientError, refusal
+from barrel_inference.registry.download.part import Version
+
+MAX_BACKOFF_S = 30.0
+CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+Sleep = Callable[[float], Awaitable[None]]
+Result = TypeVar("Result")
+
+
+class Remote(NamedTuple):
+    """One file to fetch. ``digest`` and ``size`` as the source promises them, if it does."""
+
+    url: str
+    file_name: str
+    digest: str | None = None
+    size: int | None = None
+    credential: Credential | None = None
+
+
+class Server:
+    def __init__(self, network: Network, remote: Remote, options: RegistryOpts, sleep: Sleep) -> None:
+        self._network, self._remote, self._options, self._sleep = network, remote, options, sleep
+        self._direct: str | None = None
+        self._failures = 0  # in a row, without a byte of progress
+
+    async def probe(self) -> tuple[Version, bool]:
+        """What the server has now and whether it serves ranges, by a request for one byte."""
+        version, has_ranges = await self.patiently(self._probe)
+        promised = self._remote.size
+        if promised is not None and version.size not in (promised, None):
+            raise PullError(f"{self._remote.file_name}: the server has {version.size} bytes, not {promised}")
+        return version, has_ranges
+
+    async def get(self, headers: dict[str, str]) -> aiohttp.ClientResponse:
+        """Ask where the last redirect led; when that has expired, as signed URLs do, ask the source again."""
+        if self._direct:
+            response = await self._network.get(self._direct, headers=headers, credential=self._remote.credential)
+            if response.status in (200, 206, 416):
+                return response
+            response.release()
+            self._direct = None
+        response = await self._network.get(self._remote.url, headers=headers, credential=self._remote.credential)
+        if str(response.url) != self._remote.url:
+            self._direct = str(response.url)
+        return response
+
+    async def patiently(self, action: Callable[[], Awaitable[Result]]) -> Result:
+        """Try again after what may pass, with growing pauses, as long as bytes arrive now and then."""
+        while True:
+            try:
+                return await action()
+            except TransientError as error:
+                self._direct = None
+                self._failures += 1
+                await self._sleep(self._pause(error))
+
+    def progressed(self) -> None:
+        self._failures = 0
+
+    def _pause(self, error: TransientError) -> float:
+        rounds = -(-self._failures // self._options.connections)  # all connections fail together
+        if rounds >= self._options.max_attempts:
+            message = f"{error.message}; gave up after {self._failures} attempts without progress"
+            raise PullError(message, **error.details) from None
+        return min(MAX_BACKOFF_S, 0.25 * 2**rounds) if error.retry_after is None else error.retry_after
+
+    async def _probe(self) -> tuple[Version, bool]:
+        async with await self.get({"Range": "bytes=0-0"}) as response:
+            if response.status not in (200, 206, 416):
+                raise await refusal(response)
+            return self._version_of(response), response.status == 206
+
+    def _version_of(self, response: aiohttp.ClientResponse) -> Version:
+        match = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if response.status == 206 and (match is None or (match[1], match[2]) != ("0", "0")):
+            raise PullError(f"{response.url.host} answers ranges wrongly")
+        size = int(match[3]) if match else (0 if response.status == 416 else response.content_length)
+        headers = response.headers
+        return Version(size, headers.get("ETag"), headers.get("Last-Modified"), self._remote.digest)

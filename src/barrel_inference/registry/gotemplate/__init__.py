@@ -1,0 +1,4 @@
+"""x"""
+
+
+def check(text: str) -> None: ...

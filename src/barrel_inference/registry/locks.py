@@ -1,0 +1,102 @@
+"""Locks between processes that share a models root, all on ``flock``: the kernel drops them when a process dies,
+however it dies, so nothing ever has to be cleaned up by hand.
+
+    <root>/.lock            held for milliseconds around every change of what refers to what
+    <root>/tmp/*.lease      held as long as a pull, a create or a loaded model needs blobs no manifest names yet
+
+A blob may be relied on once its digest stands in a lease (written under ``.lock``) or in a manifest; gc holds ``.lock``
+and spares both. Each Lease owns its file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from barrel_inference.errors import ReadOnlyError, RegistryError
+
+if sys.platform == "win32":  # pragma: no cover
+    import msvcrt
+
+    def _lock(fd: int, *, wait: bool) -> None:
+        os.lseek(fd, 1 << 30, os.SEEK_SET)  # beyond the content, which others read
+        msvcrt.locking(fd, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock(fd: int, *, wait: bool) -> None:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+OPEN_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold ``path``'s lock, waiting for it. For short sections only: others of the same machine wait meanwhile."""
+    fd = open_lock(path)
+    try:
+        _lock(fd, wait=True)
+        yield
+    finally:
+        os.close(fd)
+
+
+def try_lock(path: Path) -> int | None:
+    """An open descriptor that holds ``path``'s lock until it is closed, or None while somebody else has it."""
+    fd = open_lock(path)
+    try:
+        _lock(fd, wait=False)
+    except OSError as error:
+        os.close(fd)
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
+            return None
+        raise
+    return fd
+
+
+def open_lock(path: Path) -> int:
+    try:
+        return os.open(path, OPEN_FLAGS, 0o644)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise ReadOnlyError(f"the models directory is not writable: {path.parent}") from None
+        raise RegistryError(f"cannot open {path.name}: {error.strerror}") from None
+
+
+class Lease:
+    """Hex digests of blobs that must survive a gc. Add under the root's lock; released by ``close`` or death."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / f"{uuid.uuid4().hex}.lease"
+        fd = try_lock(self._path)
+        if fd is None:  # somebody guessed a random name
+            raise RegistryError(f"{self._path.name} is taken")
+        self._fd = fd
+
+    def add(self, hexes: Iterator[str] | list[str] | tuple[str, ...]) -> None:
+        os.write(self._fd, "".join(f"{item}\n" for item in hexes).encode())
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def leased(directory: Path) -> set[str]:
+    """All names in leases whose owners live; leases of the dead are removed. Call under the root's lock."""
+    names: set[str] = set()
+    for path in directory.glob("*.lease"):
+        fd = try_lock(path)
+        if fd is None:
+            names.update(path.read_text("ascii", "replace").split())
+        else:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+    return names

@@ -1,0 +1,144 @@
+"""What the registry knows of one installed model: the manifest, its JSON, and how a GGUF's metadata becomes one.
+Pure values; a manifest is replaced, never changed."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import msgspec
+
+from barrel_inference.errors import ManifestError
+from barrel_inference.registry.gguf import GgufInfo
+from barrel_inference.registry.names import ModelName, parse_digest, parse_name
+
+DEFAULT_CONTEXT = 4096
+MAX_MANIFEST_BYTES = 16 << 20
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One more file a model needs: a shard, a projector, an adapter."""
+
+    digest: str
+    blob_path: str
+    size_bytes: int
+    scale: float = 1.0  # adapters only
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything needed to list, show and load the model without opening its file. ``extra`` keeps unknown fields."""
+
+    name: str
+    tag: str
+    spec: str
+    digest: str
+    blob_path: str
+    size_bytes: int  # of all shards
+    format: str = "gguf"
+    architecture: str = ""
+    family: str = ""
+    parameter_size: str = ""
+    quantization: str = ""
+    context_size: int = 0
+    embedding_length: int = 0
+    chat_template: str | None = None
+    loader: dict[str, Any] = {}
+    modified_at: str = ""
+    is_embedding: bool = False
+    shards: tuple[File, ...] = ()  # all of a split model's files, the first one included
+    projector: File | None = None
+    adapters: tuple[File, ...] = ()
+    system: str | None = None
+    template: str | None = None  # overrides chat_template; Jinja or Ollama's Go template
+    parameters: dict[str, Any] = {}
+    messages: tuple[dict[str, Any], ...] = ()
+    license: tuple[str, ...] = ()
+    origin: dict[str, Any] = {}  # the source's own idea of the version: etag, size, commit
+    extra: dict[str, Any] = {}
+
+    @property
+    def model_name(self) -> ModelName:
+        return ModelName(self.name, self.tag)
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """Every file the model needs, the main one first."""
+        main = File(digest=self.digest, blob_path=self.blob_path, size_bytes=self.size_bytes)
+        more = (self.projector,) if self.projector else ()
+        return (*(self.shards or (main,)), *more, *self.adapters)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return tuple(file.digest for file in self.files)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """Ollama's words: completion or embedding, then vision, tools, insert, thinking as the template shows."""
+        if self.is_embedding:
+            return ("embedding",)
+        text = self.template or self.chat_template or ""
+        lower = text.lower()
+        found = {
+            "vision": self.projector is not None,
+            "tools": "tools" in lower and ("{{" in text or "{%" in text),
+            "insert": ".Suffix" in text,
+            "thinking": any(word in lower for word in (".thinking", "enable_thinking", "<think>", "reasoning_content")),
+        }
+        return ("completion", *(name for name, present in found.items() if present))
+
+
+_FIELDS = frozenset(field.name for field in msgspec.structs.fields(Manifest)) - {"extra"}
+
+
+def decode(content: bytes) -> Manifest:
+    """A manifest that is valid in itself; ``ManifestError`` says what is wrong."""
+    try:
+        value = msgspec.json.decode(content)
+        if not isinstance(value, dict):
+            raise ManifestError("not a JSON object")
+        extra = {key: value[key] for key in value.keys() - _FIELDS}
+        manifest = msgspec.convert({**value, "extra": extra} if extra else value, Manifest)
+        for file in manifest.files:
+            parse_digest(file.digest)
+        if parse_name(str(manifest.model_name)) != manifest.model_name:
+            raise ManifestError(f"it names {manifest.model_name}, which is not in shortest form")
+    except msgspec.MsgspecError as error:
+        raise ManifestError(str(error) if content.strip(b"\0 \n") else "empty") from None
+    return manifest
+
+
+def encode(manifest: Manifest) -> bytes:
+    value = msgspec.to_builtins(manifest)
+    return msgspec.json.format(msgspec.json.encode({**value.pop("extra", {}), **value}), indent=1) + b"\n"
+
+
+def describe(info: GgufInfo, max_context: int) -> dict[str, Any]:
+    """The manifest fields that a GGUF's own metadata determine."""
+    n_ctx = min(info.context_length or DEFAULT_CONTEXT, max_context)
+    return {
+        "size_bytes": info.size_bytes,
+        "architecture": info.architecture,
+        "family": info.family,
+        "parameter_size": info.parameter_size,
+        "quantization": info.quantization,
+        "context_size": info.context_length,
+        "embedding_length": info.embedding_length,
+        "chat_template": info.chat_template,
+        "is_embedding": info.is_embedding,
+        "loader": {
+            "n_gpu_layers": 0,
+            "n_ctx": n_ctx,
+            "n_batch": 512,
+            "quant_type": info.quantization,
+            "quant_bits": info.quant_bits,
+        },
+    }
+
+
+def timestamp(now: float) -> str:
+    """Seconds since the epoch as RFC 3339 in UTC."""
+    return datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

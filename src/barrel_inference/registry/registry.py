@@ -1,0 +1,291 @@
+"""``Registry``: the one door to installed models, for the server, the Python API and the CLI. It owns the pulls that
+are running in this process; everything lasting is on disk, shared with other processes.
+
+Methods are synchronous and take milliseconds, except ``pull``, ``create``, ``receive_blob`` and ``search`` (async) and
+``verify``, which reads every byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from barrel_inference.config import RegistryOpts
+from barrel_inference.errors import ModelNotFoundError, RegistryError
+from barrel_inference.registry import gguf
+from barrel_inference.registry.blobs import Blobs, hash_file, require_digest
+from barrel_inference.registry.feed import Event, Feed
+from barrel_inference.registry.files import Root, absolute, default_root, writing
+from barrel_inference.registry.ground import Ground
+from barrel_inference.registry.locks import Lease
+from barrel_inference.registry.manifest import Manifest, timestamp
+from barrel_inference.registry.modelfile import Modelfile, check_parameters, loader_options, render
+from barrel_inference.registry.names import is_path, name_of, parse_digest, parse_name, parse_spec
+from barrel_inference.registry.store import Listing, Store
+
+if TYPE_CHECKING:
+    from barrel_inference.registry.create import CreateRequest
+    from barrel_inference.registry.gc import Removed
+
+
+class Located(NamedTuple):
+    """What to load: a file, and its manifest when it is an installed model."""
+
+    path: Path
+    manifest: Manifest | None
+
+
+class Verified(NamedTuple):
+    """One file re-hashed; ``problem`` is None when it is what it should be."""
+
+    name: str
+    digest: str
+    problem: str | None
+
+
+class Registry:
+    def __init__(self, root: Path | None = None, options: RegistryOpts | None = None) -> None:
+        tree = Root(root or default_root())
+        self._ground = Ground(tree, Blobs(tree), Store(tree), options or RegistryOpts())
+        self._pulls: dict[tuple[str, str, bool], Feed] = {}
+
+    @property
+    def root(self) -> Path:
+        return self._ground.root.path
+
+    @property
+    def options(self) -> RegistryOpts:
+        return self._ground.options
+
+    # ---- looking
+
+    def list(self) -> Listing:
+        """All installed models, newest first, and the manifests that cannot be read."""
+        return self._ground.store.list()
+
+    def resolve(self, text: str) -> Manifest:
+        """The installed model that a name or spec means; ``ModelNotFoundError`` with the cure."""
+        return self._ground.store.resolve(text)
+
+    def locate(self, text: str | os.PathLike[str]) -> Located:
+        """What ``run`` and ``load_model`` are to load: an installed model by name or spec, or a GGUF file by path."""
+        name = os.fspath(text)
+        path = absolute(Path(name))
+        if is_path(name) or (name.lower().endswith(".gguf") and path.is_file()):
+            return Located(path, None)
+        manifest = self.resolve(name)
+        if not Path(manifest.blob_path).exists():
+            raise ModelNotFoundError(f"the weights of {manifest.model_name} are gone; pull it again", model=name)
+        return Located(Path(manifest.blob_path), manifest)
+
+    def info(self, text: str, *, whole_arrays: bool = False) -> gguf.GgufInfo:
+        """The GGUF's own metadata and tensors, read from the file."""
+        return gguf.read(self.locate(text).path, max_array=1 << 22 if whole_arrays else gguf.MAX_ARRAY)
+
+    def modelfile(self, manifest: Manifest) -> str:
+        """A Modelfile that makes the same model again, by name: server paths are nobody's business."""
+        value = Modelfile(
+            sources=(str(manifest.model_name),),
+            parameters=manifest.parameters,
+            system=manifest.system,
+            template=manifest.template,
+            messages=manifest.messages,
+            license=manifest.license,
+        )
+        return f"# Modelfile of {manifest.model_name}\n{render(value)}"
+
+    # ---- changing
+
+    def copy(self, source: str, destination: str) -> Manifest:
+        """A second name for the same blob; an existing destination is replaced."""
+        name = parse_name(destination)
+        self._ground.root.prepare()
+        with self._ground.root.lock():
+            name = self._ground.store.canonical(name)
+            manifest = msgspec.structs.replace(self.resolve(source), name=name.name, tag=name.tag)
+            self._ground.store.write(manifest)
+        return manifest
+
+    def remove(self, text: str) -> None:
+        """Forget a name; its blob stays until ``gc`` finds that nothing else refers to it."""
+        self._ground.root.prepare()
+        with self._ground.root.lock():
+            try:
+                name = self.resolve(text).model_name
+            except ModelNotFoundError:
+                name = name_of(text)  # an unreadable manifest can still be removed
+                if not self._ground.store.is_broken(name):
+                    raise
+            self._ground.store.remove(name)
+
+    def edit(
+        self,
+        text: str,
+        *,
+        parameters: dict[str, Any] | None = None,
+        unset: Iterable[str] = (),
+        system: str | None = None,
+        template: str | None = None,
+    ) -> Manifest:
+        """Change parameters, SYSTEM or TEMPLATE in place, atomically. An empty text removes one."""
+        changes = check_parameters(parameters or {})
+        self._ground.root.prepare()
+        with self._ground.root.lock():
+            old = self.resolve(text)
+            manifest = self._edited(old, changes, frozenset(unset))
+            if system is not None:
+                manifest = msgspec.structs.replace(manifest, system=system or None)
+            if template is not None:
+                manifest = msgspec.structs.replace(manifest, template=template or None)
+            self._ground.store.write(manifest)
+        return manifest
+
+    def _edited(self, old: Manifest, changes: dict[str, Any], unset: frozenset[str]) -> Manifest:
+        cap = self.options.max_context_size
+        kept = {name: value for name, value in old.parameters.items() if name not in unset}
+        parameters = {**kept, **changes}
+        stale = loader_options(old.parameters, cap).keys() - loader_options(parameters, cap).keys()
+        loader = {key: value for key, value in old.loader.items() if key not in stale}
+        if "n_ctx" in stale:
+            loader["n_ctx"] = min(old.context_size or cap, cap)
+        return msgspec.structs.replace(
+            old,
+            parameters=parameters,
+            loader={**loader, **loader_options(parameters, cap)},
+            modified_at=timestamp(time.time()),
+        )
+
+    def gc(self, *, dry_run: bool = False) -> Sequence[Removed]:
+        """Remove what nothing refers to; returns each thing with the bytes it gave back."""
+        from barrel_inference.registry.gc import collect
+
+        return collect(self._ground, time.time(), dry_run=dry_run)
+
+    def verify(self, names: Iterable[str] = ()) -> Iterator[Verified]:
+        """Hash every file of the named models, or of all, and say which are not what their digest says."""
+        manifests = [self.resolve(name) for name in names] or self.list().manifests
+        for broken in self.list().broken if not names else ():
+            yield Verified(broken.name, "", broken.reason)
+        checked: dict[tuple[str, str], str | None] = {}
+        for manifest in manifests:
+            for file in manifest.files:
+                key = (file.digest, file.blob_path)
+                if key not in checked:
+                    checked[key] = _problem(Path(file.blob_path), file.digest)
+                yield Verified(str(manifest.model_name), file.digest, checked[key])
+
+    @contextlib.contextmanager
+    def hold(self, manifest: Manifest) -> Iterator[None]:
+        """While a model is loaded: gc of any process spares its files."""
+        self._ground.root.prepare()
+        with self._ground.root.lock():
+            lease = Lease(self._ground.root.tmp)
+            lease.add([digest[7:] for digest in manifest.digests])
+        try:
+            yield
+        finally:
+            lease.close()
+
+    # ---- fetching and making
+
+    async def pull(self, spec: str, *, name: str | None = None, insecure: bool = False) -> AsyncGenerator[Event, None]:
+        """Install a model, yielding progress events. A pull of the same spec that is running here is joined; the
+        download stops when its last caller leaves (closes the iterator), and what is there is kept for the next time.
+        """
+        from barrel_inference.registry.pull import pull
+
+        parsed, target = parse_spec(spec), parse_name(name) if name else name_of(spec)
+        if parsed.scheme == "file":
+            parsed = parsed._replace(location=str(absolute(Path(parsed.location))))
+        key = (parsed.canonical, str(target), insecure)
+        feed = self._pulls.get(key)
+        if feed is None or not feed.is_running:
+            feed = Feed(lambda status: pull(self._ground, parsed, target, insecure, status))
+            self._pulls[key] = feed
+        async with contextlib.aclosing(feed.watch()) as events:
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                if not feed.is_running and self._pulls.get(key) is feed:
+                    del self._pulls[key]
+
+    async def create(self, name: str, request: CreateRequest) -> AsyncGenerator[Event, None]:
+        """Make a model from a Modelfile or from fields, yielding progress events."""
+        from barrel_inference.registry.create import create
+
+        target = parse_name(name)
+
+        async def job(status: Any) -> None:
+            async def pull_base(text: str) -> None:
+                async for event in self.pull(text, insecure=request.insecure):
+                    if event["status"] != "success":
+                        status(event)
+
+            await create(self._ground, target, request, pull_base, status)
+
+        async with contextlib.aclosing(Feed(job).watch()) as events:
+            async for event in events:
+                yield event
+
+    async def search(self, query: str, *, limit: int = 20) -> Sequence[dict[str, Any]]:
+        """GGUF repositories of the Hub that match."""
+        from barrel_inference.registry.sources.huggingface import search_hub
+
+        return await search_hub(query, limit, self.options)
+
+    # ---- uploads
+
+    def has_blob(self, digest: str) -> bool:
+        return self._ground.blobs.has(parse_digest(digest))
+
+    async def receive_blob(self, digest: str, content: AsyncIterator[bytes]) -> bool:
+        """Store an uploaded file under the digest it must have. False: it was here already. ``DigestMismatchError``."""
+        from barrel_inference.registry.gc import mark_uploaded
+
+        expected = parse_digest(digest)
+        if self.has_blob(expected):
+            return False
+        self._ground.root.prepare()
+        lease, path = Lease(self._ground.root.tmp), self._ground.root.tmp / f"{uuid.uuid4().hex}.upload"
+        lease.add([path.name])
+        try:
+            actual = await _receive(content, path)
+            require_digest(expected, actual)
+            with self._ground.root.lock():
+                mark_uploaded(self._ground.root.tmp, expected)
+                self._ground.blobs.adopt(path, expected)
+        finally:
+            path.unlink(missing_ok=True)
+            lease.close()
+        return True
+
+
+async def _receive(content: AsyncIterator[bytes], path: Path) -> str:
+    digest = hashlib.sha256()
+    with writing(path), path.open("xb") as file:
+        async for block in content:
+            digest.update(block)
+            await asyncio.to_thread(file.write, block)
+        file.flush()
+        await asyncio.to_thread(os.fsync, file.fileno())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _problem(path: Path, digest: str) -> str | None:
+    try:
+        actual = hash_file(path)
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, RegistryError) as error:
+        return str(error)
+    return None if actual == digest else f"its content has the digest {actual}"

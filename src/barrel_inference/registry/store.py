@@ -1,0 +1,194 @@
+"""Manifests on disk, one JSON file per name and tag. The directory is the state: every call reads it, so two processes
+on one root agree; the only thing owned is a cache of decoded manifests, checked by inode, size and time.
+
+Names compare without case. A manifest that cannot be read is set aside as ``<tag>.json.bad`` and reported by ``list``;
+it stops nothing else. Callers hold the root's lock around changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from barrel_inference.errors import InvalidNameError, ManifestError, ModelNotFoundError, ReadOnlyError
+from barrel_inference.registry.files import Root, absolute, sync_directory, write_atomic, writing
+from barrel_inference.registry.manifest import MAX_MANIFEST_BYTES, Manifest, decode, encode
+from barrel_inference.registry.names import BUILT_IN, ModelName, is_path, name_of, parse_name, parse_spec, split_tag
+
+SUFFIX = ".json"
+BAD = ".bad"
+
+
+class Broken(NamedTuple):
+    """A manifest that cannot be read, and why."""
+
+    name: str
+    reason: str
+
+
+class Listing(NamedTuple):
+    manifests: list[Manifest]
+    broken: list[Broken]
+
+
+class Store:
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._cache: dict[str, tuple[tuple[int, int, int], Manifest]] = {}
+
+    def list(self) -> Listing:
+        """Every manifest, newest first, and every one that is unreadable."""
+        listing = Listing([], [])
+        for entry in self._entries():
+            try:
+                listing.manifests.append(self._read(entry))
+            except ManifestError as error:
+                listing.broken.append(Broken(_display(entry), error.message))
+        listing.manifests.sort(key=lambda manifest: (manifest.modified_at, manifest.name, manifest.tag), reverse=True)
+        return listing
+
+    def find(self, name: ModelName) -> Manifest | None:
+        """The manifest of exactly this name and tag, whatever their case; ``ManifestError`` if it is unreadable."""
+        path = self.path(name)
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        return self._load(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+    def resolve(self, text: str) -> Manifest:
+        """The installed model that ``text`` means: a name, with or without tag, or the spec it was pulled from."""
+        manifest = self._by_spec(text) if "://" in text or is_path(text) else self._by_name(text)
+        if manifest is None:
+            raise ModelNotFoundError(
+                f"model {text!r} not found; fetch it with: barrel-inference pull {text}", model=text
+            )
+        return manifest
+
+    def write(self, manifest: Manifest) -> None:
+        """Replace or add. A name that exists in another case keeps the case it has."""
+        path = self.path(manifest.model_name)
+        self._root.make(path.parent)
+        write_atomic(path, encode(manifest))
+
+    def remove(self, name: ModelName) -> None:
+        path = self.path(name)
+        with writing(path):
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + BAD).unlink(missing_ok=True)
+            if path.parent.is_dir():
+                sync_directory(path.parent)
+                _remove_if_empty(path.parent)
+
+    def canonical(self, name: ModelName) -> ModelName:
+        """``name`` in the case that an existing manifest gave it."""
+        path = self.path(name)
+        manifest = self.find(name) if path.exists() else None
+        return manifest.model_name if manifest else name
+
+    def path(self, name: ModelName) -> Path:
+        """Where the manifest of ``name`` is, or would be."""
+        directory = _same_but_case(self._root.manifests, name.directory)
+        return directory / _same_but_case(directory, name.tag + SUFFIX).name
+
+    def is_broken(self, name: ModelName) -> bool:
+        """Whether a manifest of this name exists but cannot be read."""
+        path = self.path(name)
+        return path.exists() or path.with_name(path.name + BAD).exists()
+
+    def broken_digests(self) -> set[str]:
+        """Digests that unreadable manifests mention: gc must not take the weights of one that a repair could save."""
+        found: set[str] = set()
+        for directory in _directories(self._root.manifests):
+            for path in (*directory.glob(f"*{SUFFIX}"), *directory.glob(f"*{SUFFIX}{BAD}")):
+                content = path.read_bytes()[:MAX_MANIFEST_BYTES]
+                found.update(match.decode() for match in re.findall(rb"sha256[:-]([0-9a-f]{64})", content))
+        return found
+
+    def _by_name(self, text: str) -> Manifest | None:
+        name = name_of(text)
+        found = self.find(name)
+        if found or split_tag(text)[1] is not None or text.lower() in BUILT_IN:
+            return found
+        # ``Org/Repo`` means its only tag: a model from the Hub is tagged by revision, not "latest".
+        hub = self.find(ModelName(name.name, "main"))
+        tags = [m for m in self.list().manifests if m.name.casefold() == name.name.casefold()]
+        return hub or (tags[0] if len(tags) == 1 else None)
+
+    def _by_spec(self, text: str) -> Manifest | None:
+        spec = parse_spec(text)
+        wanted = {spec.canonical, f"file://{absolute(Path(spec.location))}"}
+        return next((m for m in self.list().manifests if m.spec in wanted), None) or self._named(spec.default_name)
+
+    def _named(self, name: ModelName) -> Manifest | None:
+        try:
+            return self.find(parse_name(str(name)))
+        except InvalidNameError:
+            return None
+
+    def _entries(self) -> Iterator[os.DirEntry[str]]:
+        for directory in _directories(self._root.manifests):
+            with os.scandir(directory) as entries:
+                yield from (entry for entry in entries if entry.name.endswith((SUFFIX, SUFFIX + BAD)))
+
+    def _read(self, entry: os.DirEntry[str]) -> Manifest:
+        if entry.name.endswith(BAD):
+            raise ManifestError("unreadable, set aside; pull the model again or remove it")
+        try:
+            status = entry.stat()
+        except FileNotFoundError:
+            raise ManifestError("it has just been removed") from None
+        return self._load(Path(entry.path), (status.st_ino, status.st_size, status.st_mtime_ns))
+
+    def _load(self, path: Path, stamp: tuple[int, int, int]) -> Manifest:
+        cached = self._cache.get(str(path))
+        if cached and cached[0] == stamp:
+            return cached[1]
+        if stamp[1] > MAX_MANIFEST_BYTES:
+            raise ManifestError(f"{stamp[1]} bytes long, the limit is {MAX_MANIFEST_BYTES}")
+        try:
+            manifest = decode(path.read_bytes())
+        except OSError as error:  # a matter of permissions, not of content: nothing to set aside
+            raise ManifestError(f"cannot be read: {(error.strerror or str(error)).lower()}") from None
+        except (ManifestError, InvalidNameError) as error:
+            self._set_aside(path, stamp[0])
+            raise ManifestError(f"unreadable manifest of {path.parent.name}: {error.message}") from None
+        self._cache[str(path)] = (stamp, manifest)
+        return manifest
+
+    def _set_aside(self, path: Path, inode: int) -> None:
+        """Only if it is still the file that was read, and only when nobody is changing anything: else the next time."""
+        with contextlib.suppress(OSError, ReadOnlyError), self._root.try_lock() as held:
+            if held and path.stat().st_ino == inode:
+                path.replace(path.with_name(path.name + BAD))
+
+
+def _directories(manifests: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(manifests) as entries:
+            yield from sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return
+
+
+def _same_but_case(directory: Path, name: str) -> Path:
+    """The entry called ``name`` in any case, preferring the exact one; else where it would be."""
+    exact = directory / name
+    if exact.exists() or not directory.is_dir():
+        return exact
+    folded = name.casefold()
+    return next((entry for entry in directory.iterdir() if entry.name.casefold() == folded), exact)
+
+
+def _display(entry: os.DirEntry[str]) -> str:
+    directory = Path(entry.path).parent.name
+    return f"{directory.replace(':', '/')}:{entry.name.removesuffix(BAD).removesuffix(SUFFIX)}"
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # other tags live there
+        directory.rmdir()
