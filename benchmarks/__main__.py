@@ -11,7 +11,7 @@ import importlib
 import tempfile
 from pathlib import Path
 
-from barrel_inference.cli.local import locate
+from barrel_inference.cli.local import find
 from benchmarks import report
 from benchmarks.setting import setting
 
@@ -21,7 +21,9 @@ ALL = ("throughput", "ttft", "save_cost", "write_amplification", "stall", "share
 def main() -> None:
     options = _options()
     folder = Path(tempfile.gettempdir()) / "barrel-bench-quick" if options.quick else report.RESULTS
-    with setting(locate(options.model), 1 if options.quick else options.rounds, options.quick) as chosen:
+    with setting(
+        asyncio.run(find(options.model)).path or "", 1 if options.quick else options.rounds, options.quick
+    ) as chosen:
         for name in options.names or ALL:
             benchmark = importlib.import_module(f"benchmarks.{name}")
             for table in asyncio.run(benchmark.measure(chosen)):

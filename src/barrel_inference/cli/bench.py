@@ -56,7 +56,7 @@ def bench(
 
 async def _measure(name: str, n_prompt: int, n_tokens: int, widths: list[int], gpu_layers: int) -> Figures:
     options: dict[str, Any] = {
-        "model_path": local.locate(name),
+        "model_path": (await local.find(name)).path,
         "model_opts": {"n_gpu_layers": gpu_layers},
         "context_opts": {"n_ctx": max(n_prompt, SHORT_PROMPT) + n_tokens, "n_seq_max": max(widths)},
     }

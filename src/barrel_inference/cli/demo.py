@@ -78,7 +78,7 @@ def demo(
 
 
 async def _in_one_runtime(model_name: str, folder: Path, quiet: bool) -> list[Step]:
-    async with local.loaded(model_name, _config(folder), context_opts={"n_ctx": N_CTX}) as model:
+    async with local.loaded(await local.find(model_name), _config(folder), context_opts={"n_ctx": N_CTX}) as model:
         cold = await _ask(model, "cold", quiet)
         again = await _ask(model, "again", quiet)
         await _kill_worker(model)
@@ -86,7 +86,7 @@ async def _in_one_runtime(model_name: str, folder: Path, quiet: bool) -> list[St
 
 
 async def _after_restart(model_name: str, folder: Path, quiet: bool) -> Step:
-    async with local.loaded(model_name, _config(folder), context_opts={"n_ctx": N_CTX}) as model:
+    async with local.loaded(await local.find(model_name), _config(folder), context_opts={"n_ctx": N_CTX}) as model:
         return await _ask(model, "restarted", quiet)
 
 
@@ -97,7 +97,7 @@ def _in_a_new_process(model_name: str, folder: Path, quiet: bool) -> Step:
 
 
 def _config(folder: Path) -> RuntimeConfig:
-    tier = TierSpec(name="demo", kind="disk", path=str(folder / "kv"), quota_bytes=QUOTA_BYTES)
+    tier = TierSpec(name="disk", kind="disk", path=str(folder / "kv"), quota_bytes=QUOTA_BYTES)
     return RuntimeConfig(tiers=(tier,))
 
 

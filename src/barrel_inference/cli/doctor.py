@@ -183,8 +183,8 @@ def _read_speed(fd: int, n_bytes: int) -> float:
 async def self_test(model: str | None) -> SelfTestReport:
     """What the worker found when it saved, restored and compared at load; nothing of it stays."""
     report = SelfTestReport(model=model or "stub")
-    source: dict[str, Any] = {"model_path": local.locate(model)} if model else {"backend": "stub"}
     try:
+        source = {"model_path": (await local.find(model)).path} if model else {"backend": "stub"}
         async with AsyncRuntime() as runtime:
             info = (await runtime.load_model(**source)).info()
     except BarrelError as error:

@@ -1,5 +1,5 @@
 """A runtime inside the command's own process, for commands that need no server: its configuration, the disk tier that
-lets the next command find what this one has read, and where a model's file is. Owns the runtime it yields."""
+lets the next command find what this one has read, and what a model's name stands for. Owns the runtime it yields."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from barrel_inference.aio import AsyncModel, AsyncRuntime
+from barrel_inference.cli.progress import follow
 from barrel_inference.config import RuntimeConfig, TierSpec
-from barrel_inference.errors import ModelFileError
+from barrel_inference.errors import ModelFileError, ModelNotFoundError
 from barrel_inference.options import config_file, layered
+from barrel_inference.registry.files import default_root
+from barrel_inference.registry.registry import Registry
+from barrel_inference.server.models.catalog import Entry
+from barrel_inference.server.models.parameters import merge
+from barrel_inference.server.models.registered import from_manifest
 
 STORE = "store"  # name of the disk tier
 MAX_QUOTA_BYTES = 20 << 30
@@ -21,9 +27,7 @@ MAX_QUOTA_BYTES = 20 << 30
 
 def store() -> TierSpec:
     """The disk tier that every command and the server share; at most half of what is free, so that it fills no disk."""
-    import platformdirs
-
-    path = platformdirs.user_cache_path("barrel_inference_server") / "models" / "kv_cache"
+    path = default_root() / "kv_cache"
     existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
     quota = min(MAX_QUOTA_BYTES, shutil.disk_usage(existing).free // 2)
     return TierSpec(name=STORE, kind="disk", path=str(path), quota_bytes=quota)
@@ -36,21 +40,37 @@ def configuration(**flags: Any) -> RuntimeConfig:
 
 
 @asynccontextmanager
-async def loaded(model: str, config: RuntimeConfig, *, cache: bool = True, **options: Any) -> AsyncIterator[AsyncModel]:
-    """The model in a runtime of its own, saving to the first tier of the configuration."""
-    tier = config.tiers[0]
+async def loaded(entry: Entry, config: RuntimeConfig, **options: Any) -> AsyncIterator[AsyncModel]:
+    """The model in a runtime of its own."""
     async with AsyncRuntime(config) as runtime:
-        options |= {"tier": tier.kind, "tier_srv": tier.name} if cache else {"cache": False}
-        yield await runtime.load_model(model_path=locate(model), **options)
+        yield await load(runtime, entry, **options)
 
 
-def locate(model: str) -> str:
-    """The GGUF file that a path or a registry name means. Raises ModelFileError, ModelNotFoundError."""
+async def load(runtime: AsyncRuntime, entry: Entry, *, cache: bool = True, **options: Any) -> AsyncModel:
+    """With the entry's own options under these; saving to the first tier of the configuration."""
+    tier = runtime.config.tiers[0]
+    saving = {"tier": tier.kind, "tier_srv": tier.name} if cache else {"cache": False}
+    return await runtime.load_model(model_path=entry.path, **merge(entry.load, options), **saving)
+
+
+async def find(model: str) -> Entry:
+    """What a GGUF path or a name stands for; a name that is not installed is pulled, with its progress on standard
+    error. Raises ModelFileError and RegistryErrors."""
+    if (entry := _file(model)) is not None:
+        return entry
+    registry = Registry()
+    try:
+        return from_manifest(registry.resolve(model))
+    except ModelNotFoundError:
+        await follow(registry.pull(model))
+        return from_manifest(registry.resolve(model))
+
+
+def _file(model: str) -> Entry | None:
+    """None when it is a name."""
     path = Path(model).expanduser()
     if path.is_file():
-        return str(path)
+        return Entry(name=path.stem, path=str(path))
     if model.endswith(".gguf") or model.startswith(("/", "./", "../", "~")):
         raise ModelFileError(f"there is no file {model}", path=model)
-    from barrel_inference.registry import locate as locate_name
-
-    return locate_name(model)
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,7 +12,11 @@ from barrel_inference.aio import AsyncModel, AsyncStream
 from barrel_inference.cli import local
 from barrel_inference.cli.report import Json, print_json
 from barrel_inference.errors import ConfigError
+from barrel_inference.server.models.catalog import Entry
+from barrel_inference.server.models.parameters import merge, translate
 from barrel_inference.types import Completion
+
+N_CTX = 4096  # unless the model or the user says otherwise
 
 
 def register(app: typer.Typer) -> None:
@@ -27,8 +31,8 @@ def run(
     max_tokens: Annotated[int | None, typer.Option(help="Stop after so many tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed and prompt give the same text.")] = None,
-    ctx: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 4096,
-    gpu_layers: Annotated[int, typer.Option(help="Layers on the GPU; 99 is all of them.")] = 0,
+    ctx: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
+    gpu_layers: Annotated[int | None, typer.Option(help="Layers on the GPU; 99 is all of them.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look for saved state nor save any.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say afterwards what it took.")] = False,
     json: Json = False,
@@ -41,17 +45,28 @@ def run(
 
     Example: barrel-inference run model.gguf "Summarise this." < report.txt
     """
-    question = _question(prompt)
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    params = {name: value for name, value in sampling.items() if value is not None}
-    options = {"context_opts": {"n_ctx": ctx}, "model_opts": {"n_gpu_layers": gpu_layers}, "cache": not no_cache}
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": question})
-    completion = asyncio.run(_answer(model, question if raw else messages, params, options, silent=json))
+    params = _given(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    context, layers = _given(n_ctx=ctx), _given(n_gpu_layers=gpu_layers)
+    asked = Asked(_question(prompt), system, raw, params)
+    options = {"context_opts": context, "model_opts": layers, "cache": not no_cache}
+    completion = asyncio.run(_answer(model, asked, options, silent=json))
     if json:
         print_json(completion)
     elif verbose:
         typer.echo(summary(completion), err=True)
+
+
+class Asked(NamedTuple):
+    """What the user wants; ``params`` are of aio.params."""
+
+    question: str
+    system: str | None
+    raw: bool
+    params: dict[str, Any]
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _question(prompt: str | None) -> str:
@@ -63,12 +78,13 @@ def _question(prompt: str | None) -> str:
     return question
 
 
-async def _answer(
-    model_name: str, asked: str | list[dict[str, str]], params: dict[str, Any], options: dict[str, Any], silent: bool
-) -> Completion:
+async def _answer(name: str, asked: Asked, options: dict[str, Any], silent: bool) -> Completion:
     """Stream to standard output unless ``silent``."""
-    loaded = local.loaded(model_name, local.configuration(), **options)
-    async with loaded as model, await _stream(model, asked, params) as stream:
+    entry = await local.find(name)
+    own = translate(entry.parameters)
+    context = {"context_opts": {"n_ctx": own.n_ctx or N_CTX}}
+    loaded = local.loaded(entry, local.configuration(), **merge(merge(context, own.load), options))
+    async with loaded as model, await _stream(model, entry, asked, own.request | asked.params) as stream:
         async for chunk in stream:
             if not silent:
                 typer.echo(chunk.text, nl=False)
@@ -79,21 +95,21 @@ async def _answer(
     return completion
 
 
-async def _stream(model: AsyncModel, asked: str | list[dict[str, str]], params: dict[str, Any]) -> AsyncStream:
-    """A conversation as the model's template writes it; where it has none, its last message as plain text."""
-    if isinstance(asked, str):
-        return model.stream(asked, **params)
-    if model.info().chat_template is None:
-        return model.stream(asked[-1]["content"], **params)
-    return await model.chat_stream(asked, **params)
+async def _stream(model: AsyncModel, entry: Entry, asked: Asked, params: dict[str, Any]) -> AsyncStream:
+    """A conversation as the model's template writes it; where it has none, the question as plain text."""
+    if asked.raw or model.info().chat_template is None:
+        return model.stream(asked.question, **params)
+    system = asked.system or entry.system
+    messages = [{"role": "system", "content": system}] if system else []
+    return await model.chat_stream([*messages, *entry.messages, {"role": "user", "content": asked.question}], **params)
 
 
 def summary(completion: Completion) -> str:
     """One line: how much of the prompt was known, and how fast the rest was."""
     usage, cache, times = completion.usage, completion.cache, completion.timings
+    restored = f"{cache.restored_tokens} restored from {cache.tier}, " if cache.restored_tokens else ""
     rate = (usage.completion_tokens - 1) / times.decode_s if times.decode_s else 0.0
     return (
-        f"{usage.prompt_tokens} prompt tokens ({cache.restored_tokens} restored from {cache.tier or 'nowhere'}, "
-        f"{cache.prefilled_tokens} read), first token after {times.first_token_s:.3f} s, "
-        f"{usage.completion_tokens} tokens at {rate:.1f}/s"
+        f"{usage.prompt_tokens} prompt tokens ({restored}{cache.prefilled_tokens} read), "
+        f"first token after {times.first_token_s:.3f} s, {usage.completion_tokens} tokens at {rate:.1f}/s"
     )

@@ -1,0 +1,191 @@
+"""``barrel-inference cache …``: seeing and steering the KV store on disk, without a server. What concerns a prompt
+loads the model, since only it knows the tokens. Owns nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from barrel_inference.aio import AsyncModel, AsyncRuntime
+from barrel_inference.cli import local
+from barrel_inference.cli.report import EXIT_FAILED, Json, human_bytes, print_json
+from barrel_inference.errors import ConfigError
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+Model = Annotated[str, typer.Argument(help="A GGUF file, or a name.")]
+Prompt = Annotated[str | None, typer.Argument(help="The prompt; standard input when left out.")]
+Raw = Annotated[bool, typer.Option("--raw", help="The text as it is, without the chat template.")]
+Tier = Annotated[str | None, typer.Option(help="Only the tier of this name.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="See and steer what is kept of prompts.", rich_markup_mode=None)
+    for command in (stats, lookup, pin, unpin, clear, verify, export):
+        group.command()(command)
+    group.command("import")(import_)
+    app.add_typer(group, name="cache")
+
+
+def stats(json: Json = False) -> None:
+    """What each model keeps in each tier.
+
+    Example: barrel-inference cache stats
+    """
+
+    async def work(runtime: AsyncRuntime) -> Any:
+        return {"tiers": (await runtime.cache.stats()).tiers, "namespaces": await runtime.cache.namespaces()}
+
+    found = asyncio.run(_with_runtime(work))
+    if json:
+        print_json(found)
+        return
+    for tier in found["tiers"]:
+        used = f"{human_bytes(tier.used_bytes)} of {human_bytes(tier.quota_bytes)}"
+        typer.echo(f"{tier.name} ({tier.kind})  {tier.objects} objects, {used}  {tier.path}")
+    for each in found["namespaces"]:
+        about = each.about.get("model") or each.about.get("architecture") or ""
+        typer.echo(f"  {each.namespace[:12]}  {each.objects:>7} objects  {human_bytes(each.bytes):>10}  {about}")
+
+
+def lookup(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = False) -> None:
+    """How much of a prompt would be restored.
+
+    Example: barrel-inference cache lookup smollm2:135m < prompt.txt
+    """
+
+    async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> Any:
+        return await runtime.cache.lookup(loaded.id, text)
+
+    found = asyncio.run(_with_model(model, prompt, raw, work))
+    where = ", ".join(f"{tokens:,} in {name}" for name, tokens in found.by_tier.items())
+    _tell(found, f"{found.cached_tokens:,} of {found.prompt_tokens:,} tokens" + (f": {where}" if where else ""), json)
+
+
+def pin(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = False) -> None:
+    """Keep what is stored of a prompt longer than anything else.
+
+    Example: barrel-inference cache pin smollm2:135m "You are a helpful assistant."
+    """
+
+    async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> int:
+        return await runtime.cache.pin(loaded.id, text)
+
+    tokens = asyncio.run(_with_model(model, prompt, raw, work))
+    _tell({"pinned_tokens": tokens}, f"{tokens:,} tokens pinned", json)
+
+
+def unpin(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = False) -> None:
+    """Let a pinned prompt be evicted again. Exits 1 when it was not pinned.
+
+    Example: barrel-inference cache unpin smollm2:135m "You are a helpful assistant."
+    """
+
+    async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> bool:
+        return await runtime.cache.unpin(loaded.id, text)
+
+    was_pinned = asyncio.run(_with_model(model, prompt, raw, work))
+    _tell({"was_pinned": was_pinned}, "unpinned" if was_pinned else "it was not pinned", json)
+    if not was_pinned:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def clear(
+    namespace: Annotated[str | None, typer.Option(help="Only this model's: 8 hex digits or more, see stats.")] = None,
+    older_than: Annotated[str | None, typer.Option(help="Only what was not used for so long: 90m, 12h, 30d.")] = None,
+    tier: Tier = None,
+    json: Json = False,
+) -> None:
+    """Remove what is kept: everything, or what the options choose. Running requests see misses.
+
+    Example: barrel-inference cache clear --older-than 30d
+    """
+    older_than_s = None if older_than is None else seconds(older_than)
+
+    async def work(runtime: AsyncRuntime) -> Any:
+        return await runtime.cache.clear(namespace=namespace, older_than_s=older_than_s, tier=tier)
+
+    removed = asyncio.run(_with_runtime(work))
+    _tell(removed, f"{removed.objects} objects removed, {human_bytes(removed.bytes)}", json)
+
+
+def verify(tier: Tier = None, json: Json = False) -> None:
+    """Read and prove every object; damaged ones go to quarantine. Exits 1 when there were any.
+
+    Example: barrel-inference cache verify
+    """
+
+    async def work(runtime: AsyncRuntime) -> Any:
+        return await runtime.cache.verify(tier=tier)
+
+    found = asyncio.run(_with_runtime(work))
+    _tell(found, f"{found.objects} objects, {human_bytes(found.bytes)}, {found.corrupt} damaged", json)
+    if found.corrupt:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def export(model: Model, file: Path, prompt: Prompt = None, raw: Raw = False, json: Json = False) -> None:
+    """Write all that is stored of a prompt to one file, for another machine.
+
+    Example: barrel-inference cache export smollm2:135m warm.tar < prompt.txt
+    """
+
+    async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> Any:
+        return await runtime.cache.export(loaded.id, text, file)
+
+    moved = asyncio.run(_with_model(model, prompt, raw, work))
+    _tell(moved, f"{moved.objects} objects written to {file}, {human_bytes(moved.bytes)}", json)
+
+
+def import_(file: Path, tier: Tier = None, json: Json = False) -> None:
+    """Put an exported file's objects into the store.
+
+    Example: barrel-inference cache import warm.tar
+    """
+
+    source = file.absolute()
+
+    async def work(runtime: AsyncRuntime) -> Any:
+        return await runtime.cache.import_(source, tier=tier or runtime.config.tiers[0].name)
+
+    moved = asyncio.run(_with_runtime(work))
+    _tell(moved, f"{moved.objects} objects imported, {human_bytes(moved.bytes)}", json)
+
+
+def seconds(text: str) -> float:
+    """'90m', '12h', '30d'. Raises ConfigError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip().lower())
+    if match is None:
+        raise ConfigError(f"{text!r} is not a time; write 90m, 12h or 30d", option="older_than", value=text)
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _tell(value: Any, text: str, json: bool) -> None:
+    if json:
+        print_json(value)
+    else:
+        typer.echo(text)
+
+
+async def _with_runtime(work: Callable[[AsyncRuntime], Awaitable[Any]]) -> Any:
+    async with AsyncRuntime(local.configuration()) as runtime:
+        return await work(runtime)
+
+
+async def _with_model(
+    name: str, prompt: str | None, raw: bool, work: Callable[[AsyncRuntime, AsyncModel, str], Awaitable[Any]]
+) -> Any:
+    """The prompt as ``run`` would send it."""
+    text = sys.stdin.read() if prompt is None else prompt
+    entry = await local.find(name)
+    async with AsyncRuntime(local.configuration()) as runtime:
+        loaded = await local.load(runtime, entry)
+        if not raw and loaded.info().chat_template is not None:
+            text = await loaded.apply_template([{"role": "user", "content": text}])
+        return await work(runtime, loaded, text)
