@@ -1,0 +1,142 @@
+"""Every kind of llama.cpp memory restores exactly: logits equal those of the unbroken run, with equal batch shapes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from barrel_inference.config import ContextOpts, LoadOptions, Policy
+from barrel_inference.engine.backend import DecodeStatus, Slice
+from barrel_inference.engine.llama import LlamaBackend
+from tests.kvcache.harness import Runner, open_on, spec
+from tests.support.tiny_models import ARCHS, N_VOCAB, WINDOW, Arch, tiny_model
+
+pytestmark = pytest.mark.model
+
+TOKENS = [(i * i + 3 * i) % N_VOCAB for i in range(700)]
+KIND = {"llama": "plain", "gemma3": "swa", "mamba": "recurrent", "jamba": "hybrid", "lfm2": "hybrid"}
+CHUNK = 256
+
+
+@contextmanager
+def loaded(arch: Arch, path: Path, *, flash_attn: bool, type_kv: str = "f16", **policy: int) -> Iterator[Runner]:
+    options = LoadOptions(
+        id="m",
+        model_path=str(tiny_model(arch)),
+        tiers=(spec(path),),
+        save_tier="disk",
+        policy=Policy(**policy),
+        context_opts=ContextOpts(n_ctx=1024, flash_attn=flash_attn, type_k=type_kv, type_v=type_kv),
+    )
+    backend = LlamaBackend(options)
+    checkpoints = open_on(backend, options)
+    assert checkpoints.verdict == "exact"
+    assert checkpoints.layout == KIND[arch]
+    yield Runner(backend, checkpoints)
+    checkpoints.close()
+    backend.close()
+
+
+def decode(one: Runner, start: int, stop: int) -> list[NDArray[np.float32]]:
+    """TOKENS[start:stop], cut at absolute multiples of CHUNK, then ten more one by one; the logits of each batch."""
+    edges = [start, *range(start // CHUNK * CHUNK + CHUNK, stop, CHUNK), *range(stop, stop + 11)]
+    logits = []
+    for first, last in itertools.pairwise(edges):
+        piece = Slice(0, first, tuple(TOKENS[first:last]), want_logits=True)
+        assert one.backend.decode([piece], None) is DecodeStatus.OK
+        logits.append(one.backend.logits(0).copy())
+    return logits
+
+
+def unbroken(one: Runner, at: int, stop: int) -> list[NDArray[np.float32]]:
+    """As ``decode`` from ``at``, after a prefill of what is before it."""
+    one.backend.seq_remove(0, 0, -1)
+    edges = [*range(0, at, CHUNK), at]
+    for first, last in itertools.pairwise(edges):
+        one.backend.decode([Slice(0, first, tuple(TOKENS[first:last]), want_logits=False)], None)
+    logits = decode(one, at, stop)
+    one.backend.seq_remove(0, 0, -1)
+    return logits
+
+
+def resumed(one: Runner, at: int, stop: int) -> list[NDArray[np.float32]]:
+    plan = one.checkpoints.find(TOKENS[:stop], cuts={at}, free_from=10**9)
+    assert one.checkpoints.restore(plan, 0) == at
+    logits = decode(one, at, stop)
+    one.backend.seq_remove(0, 0, -1)
+    return logits
+
+
+def equal(a: list[NDArray[np.float32]], b: list[NDArray[np.float32]]) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("flash_attn", [True, False])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_resumed_run_is_the_unbroken_one(tmp_path: Path, arch: Arch, flash_attn: bool) -> None:
+    with loaded(arch, tmp_path, flash_attn=flash_attn, boundary_align_tokens=64) as one:
+        one.run(TOKENS[:513])
+        for at in (64, 256, 320, 512):
+            assert equal(resumed(one, at, 600), unbroken(one, at, 600)), at
+
+
+@pytest.mark.parametrize("flash_attn", [True, False])
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_a_resume_inside_a_block(tmp_path: Path, arch: Arch, flash_attn: bool) -> None:
+    with loaded(arch, tmp_path, flash_attn=flash_attn) as one:
+        one.run(TOKENS[:500])
+        for at in (100, 300, 499):
+            warm, cold = resumed(one, at, 600), unbroken(one, at, 600)
+            if arch == "llama" or not flash_attn:
+                assert equal(warm, cold), at
+            else:
+                assert max(np.abs(x - y).max() for x, y in zip(warm, cold, strict=True)) < 1e-2, at
+
+
+@pytest.mark.parametrize("flash_attn", [True, False])
+def test_mistake_12_a_window_too_short(tmp_path: Path, flash_attn: bool) -> None:
+    with loaded("gemma3", tmp_path, flash_attn=flash_attn) as one:
+        assert one.backend.info.n_swa == WINDOW
+        one.run(TOKENS[:640])
+        for at in range(64, 641, 64):
+            assert equal(resumed(one, at, 680), unbroken(one, at, 680)), at
+
+
+@pytest.mark.parametrize("arch", ["mamba", "jamba", "lfm2"])
+def test_mistake_11_a_state_that_cannot_be_cut(tmp_path: Path, arch: Arch) -> None:
+    """The same prompt again, one token less, and an edit: a state is used only where it was taken."""
+    with loaded(arch, tmp_path, flash_attn=True, boundary_align_tokens=128) as one:
+        first = one.run(TOKENS[:300], 3)
+        for prompt, restored in ((TOKENS[:300], 256), (TOKENS[:290], 256), ([*TOKENS[:200], 1, 2, 3], 128)):
+            warm = one.run(prompt, 3, cache="read")
+            assert warm.restored == restored
+        went_on = [*first.tokens, *TOKENS[400:420]]
+        warm = one.run(went_on, 1, cache="read")
+        assert warm.restored == len(first.tokens)
+
+
+def test_quantised_rows(tmp_path: Path) -> None:
+    with loaded("llama", tmp_path, flash_attn=True, type_kv="q8_0") as one:
+        one.run(TOKENS[:513])
+        for at in (64, 300, 512):
+            assert equal(resumed(one, at, 600), unbroken(one, at, 600)), at
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_mistake_20_the_last_token_decoded_again(tmp_path: Path, arch: Arch) -> None:
+    """Cold-exact: with every prompt length, logits and greedy answer equal those of a run without a cache."""
+    with loaded(arch, tmp_path, flash_attn=True) as one:
+        one.run(TOKENS[:400], 70)
+        restored = 0
+        for n in [*range(1, 300, 13), 63, 64, 65, 128, 129, 191, 192, 255, 256, 257, 280, 319, 320, 330, 399, 400]:
+            warm = one.run(TOKENS[:n], 2, exact="cold", cache="read")
+            cold = one.run(TOKENS[:n], 2, cache="off")
+            assert equal(warm.logits, cold.logits), n
+            restored += warm.restored > 0
+        assert restored > 15
