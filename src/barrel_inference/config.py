@@ -150,7 +150,6 @@ class ServerOptions(Options, frozen=True):
     max_messages: Positive = 10_000
     max_nesting: Positive = 64  # of JSON
     max_connections: Natural = 2048  # open at a time
-    max_active: Natural = 1024  # requests at a time, those that wait included
     read_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0  # for a client to send its head, or more of its body
     keep_alive_default_ms: Annotated[int, Meta(ge=-1, le=2**53)] = 300_000  # -1: models stay loaded
     v1_keep_alive: bool = False  # whether keep_alive in requests to /v1 counts
@@ -158,13 +157,26 @@ class ServerOptions(Options, frozen=True):
     num_parallel: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 4  # requests of one model at a time
     max_queue: Natural = 512  # of one model
     queue_timeout_s: Seconds = 600.0
-    context_size: Positive | None = None  # of models that do not say theirs; max_context_size
-    max_context_size: Positive = 4096
+    context_size: Positive | None = None  # of models that do not say theirs; registry.max_context_size
     preload: tuple[str, ...] = ()
     auto_pull: bool = False
-    allow_private_pulls: bool = False  # from addresses of the local network
     drain_s: Seconds = 30.0  # running requests may go on so long at the end
     models: dict[str, dict[str, Any]] = {}  # name: options of load_model, and parameters, system, template
+
+
+class RegistryOpts(Options, frozen=True):
+    """Where models come from and how they are fetched."""
+
+    hf_endpoint: str = "https://huggingface.co"  # HF_ENDPOINT
+    hf_token: str | None = None  # HF_TOKEN; sent to hf_endpoint's host only
+    ollama_endpoint: str | None = None  # stands in for https://registry.ollama.ai (a mirror)
+    registry_credentials: dict[str, str] = {}  # host[:port] -> "user:password", for OCI registries
+    allow_private: bool = False  # pull from loopback, private and link-local addresses
+    connections: int = 4  # parallel ranges of one file
+    stall_s: float = 30.0  # without a byte, a connection is given up and tried again
+    max_attempts: int = 6  # in a row without a byte of progress
+    part_keep_days: float = 14.0  # gc leaves younger unfinished downloads alone
+    max_context_size: int = 4096  # caps num_ctx of installed models
 
 
 class RuntimeConfig(Options, frozen=True):
@@ -187,19 +199,6 @@ class RuntimeConfig(Options, frozen=True):
     pressure: PressureSource = "none"
     pressure_high: Fraction = 0.85
     pressure_low: Fraction = 0.75
+    model_cache_dir: str | None = None  # root of the registry; the user cache directory
+    registry: RegistryOpts = RegistryOpts()
     server: ServerOptions = ServerOptions()
-
-
-class RegistryOpts(Options, frozen=True):
-    """Where models come from and how they are fetched."""
-
-    hf_endpoint: str = "https://huggingface.co"  # HF_ENDPOINT
-    hf_token: str | None = None  # HF_TOKEN; sent to hf_endpoint's host only
-    ollama_endpoint: str | None = None  # stands in for https://registry.ollama.ai (a mirror)
-    registry_credentials: dict[str, str] = {}  # host[:port] -> "user:password", for OCI registries
-    allow_private: bool = False  # pull from loopback, private and link-local addresses
-    connections: int = 4  # parallel ranges of one file
-    stall_s: float = 30.0  # without a byte, a connection is given up and tried again
-    max_attempts: int = 6  # in a row without a byte of progress
-    part_keep_days: float = 14.0  # gc leaves younger unfinished downloads alone
-    max_context_size: int = 4096  # caps num_ctx of installed models

@@ -51,6 +51,7 @@ class Finished(Piece, frozen=True, kw_only=True):
 
     reason: AnswerEnd
     stop_text: str | None = None
+    dropped_messages: int = 0  # the oldest ones, left out because the prompt did not fit
     completion: Completion
 
 

@@ -24,7 +24,6 @@ _STATUS = {
     "tier_mismatch": 400,
     "tier_unknown": 400,
     "unauthorized": 401,
-    "forbidden": 403,
     "model_not_found": 404,
     "not_found": 404,
     "not_loaded": 404,
@@ -48,10 +47,6 @@ _PATH = re.compile(rf"(?<![\w.:/])/(?:{_ROOTS})/(?:[^\s'\"/]+/)*([^\s'\"/:,;]+)"
 
 class UnauthorizedError(BarrelError):
     code = "unauthorized"
-
-
-class ForbiddenError(BarrelError):
-    code = "forbidden"
 
 
 class NotFoundError(BarrelError):

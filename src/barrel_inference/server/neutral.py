@@ -69,6 +69,7 @@ class ChatRequest(Value, frozen=True):
     think_budget: int | None = None  # tokens; then the thinking is ended for the model
     documents: tuple[dict[str, Any], ...] = ()
     template: dict[str, Any] = msgspec.field(default_factory=dict)  # further keywords for the chat template
+    chat_template: str | None = None  # in place of the model's own: Jinja, or Ollama's Go template
     continue_final: bool = False  # the last message is the beginning of the answer
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     truncate: bool = False  # drop the oldest messages when the prompt does not fit, instead of context_exceeded
@@ -82,6 +83,7 @@ class CompletionRequest(Value, frozen=True):
     prompt: str | tuple[int, ...]
     suffix: str | None = None
     options: dict[str, Any] = msgspec.field(default_factory=dict)
+    truncate: bool = False  # leave out the middle of a prompt that does not fit, instead of context_exceeded
     keep_alive: KeepAlive = None
 
 

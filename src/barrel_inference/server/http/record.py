@@ -25,6 +25,7 @@ class Record:
     started: float = field(default_factory=time.perf_counter)
     status: int = 0
     model: str = ""
+    model_known: bool = False  # names that clients make up must not become labels
     error: str = ""
     queued_s: float = 0.0
     load_s: float = 0.0
@@ -35,6 +36,10 @@ class Record:
     tier: str = ""
     first_token_s: float = 0.0
     disconnected: bool = False
+    ignored: tuple[str, ...] = ()  # options that nobody knows
+
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.started
 
     def complete(self, completion: Completion) -> None:
         """Add one generation; a request may have several."""

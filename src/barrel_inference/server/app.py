@@ -1,0 +1,193 @@
+"""The server put together: one runtime, one pool of models, all dialects, the checks before them and the numbers after.
+
+Owns the pool and the metrics; the runtime and the registry are its maker's. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from functools import partial
+from typing import Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp
+
+from barrel_inference.aio.cache import AsyncCache
+from barrel_inference.config import RuntimeConfig
+from barrel_inference.registry import Registry
+from barrel_inference.server.http import auth, plain
+from barrel_inference.server.http.metrics import Metrics, Sample
+from barrel_inference.server.http.middleware import Access, Body, Guard, Records
+from barrel_inference.server.http.operation import Operation
+from barrel_inference.server.http.record import Record
+from barrel_inference.server.http.streaming import Failure
+from barrel_inference.server.models.catalog import Catalog, Configured
+from barrel_inference.server.models.keepalive import Timers
+from barrel_inference.server.models.pool import Pool
+from barrel_inference.server.models.registered import Registered
+from barrel_inference.server.models.slot import Runtime as SlotRuntime
+from barrel_inference.server.native import wire
+from barrel_inference.server.native.housekeeping import Housekeeping
+from barrel_inference.server.native.models import Asking
+from barrel_inference.server.native.operations import Operating
+from barrel_inference.server.ollama import routes as ollama
+from barrel_inference.server.service import ModelService
+from barrel_inference.worker.memory import MemoryReader, PsutilMemory
+
+_access_log = logging.getLogger("barrel_inference.requests")
+_log = logging.getLogger(__name__)
+
+
+class Runtime(SlotRuntime, Protocol):
+    @property
+    def cache(self) -> AsyncCache: ...
+
+
+class Server:
+    """``asgi`` is the application. ``start`` and ``close`` belong around its serving."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        runtime: Runtime,
+        registry: Registry | None,
+        *,
+        memory: MemoryReader | None = None,
+        timers: Timers | None = None,
+    ) -> None:
+        options = config.server
+        self._options = options
+        self._registry = registry
+        catalog: Catalog = Configured(options.models, None if registry is None else Registered(registry))
+        clock = asyncio.get_running_loop() if timers is None else timers
+        max_context = config.registry.max_context_size
+        self.pool = Pool(runtime, options, max_context, PsutilMemory() if memory is None else memory, clock)
+        pull = self._pull if options.auto_pull and registry is not None else None
+        self.service = ModelService(catalog, self.pool, options, pull)
+        self.metrics = Metrics(self._samples)
+        self._active = 0
+        self._state = "starting"
+        self.operations = self._operations(runtime)
+        self.asgi = self._stack()
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Load what is to be loaded from the start; a model that cannot be is a warning."""
+        for name in self._options.preload:
+            try:
+                await self.service.load(name)
+            except Exception as error:
+                _log.warning("preload of %s: %s", name, error)
+        self._state = "ok"
+
+    async def close(self) -> None:
+        """Refuse what is new and let what runs go on for a while."""
+        self._state = "stopping"
+        await self.pool.close()
+
+    async def _pull(self, name: str) -> None:
+        assert self._registry is not None
+        async for _ in self._registry.pull(name):
+            pass
+
+    # ---- composition
+
+    def _operations(self, runtime: Runtime) -> list[Operation]:
+        loopback = auth.is_loopback(self._options.host)
+        found = ollama.routes(self.service, self._registry, local_files=loopback)
+        found += Asking(self.service, runtime.cache).operations()
+        found += Housekeeping(self._registry).operations() if self._registry is not None else []
+        found += Operating(self._health, self.metrics, lambda: self.operations).operations()
+        return found
+
+    def _stack(self) -> ASGIApp:
+        options = self._options
+        routes = [each.route() for each in self.operations]
+        app: ASGIApp = Starlette(routes=routes, exception_handlers={HTTPException: self._not_routed})
+        app = Body(
+            app,
+            max_bytes=options.max_body_bytes,
+            pause_s=options.read_timeout_s,
+            failure_of=self._failure_of,
+            unlimited=("/api/blobs/",),
+        )
+        access = Access(
+            keys=auth.Keys(options.api_keys),
+            origins=auth.Origins(options.origins),
+            check_host=auth.is_loopback(options.host) or bool(options.hosts),
+            hosts=options.hosts,
+            open_paths=frozenset(each.path for each in self.operations if each.open),
+        )
+        app = Guard(app, access=access, failure_of=self._failure_of)
+        return Records(app, begun=self._begun, ended=self._ended, failure_of=self._failure_of)
+
+    def _failure_of(self, path: str) -> Failure:
+        return plain.failure
+
+    async def _not_routed(self, request: Request, error: Exception) -> Response:
+        """404 and 405 as Go's router says them."""
+        assert isinstance(error, HTTPException)
+        words = {404: "404 page not found", 405: "405 method not allowed"}
+        text = words.get(error.status_code, error.detail)
+        return PlainTextResponse(text, status_code=error.status_code, headers=error.headers)
+
+    # ---- what is the case
+
+    def _health(self) -> wire.Health:
+        loaded = len(self.pool.loaded())
+        return wire.Health(status=self._state, models_loaded=loaded, requests_active=self._active)
+
+    def _begun(self) -> None:
+        self._active += 1
+
+    def _ended(self, entry: Record) -> None:
+        self._active -= 1
+        self.metrics.ended(entry)
+        _access_log.info("%s", log_line(entry))
+
+    def _samples(self) -> Iterator[Sample]:
+        yield Sample("requests_active", "Requests under way", self._active)
+        for slot in self.pool.slots():
+            gauge = partial(Sample, labels=(("model", slot.id),))
+            yield gauge("model_loaded", "1 while it is loaded", float(slot.loaded))
+            yield gauge("requests_running", "Requests that have the model", slot.gate.running)
+            yield gauge("requests_waiting", "Requests in the queue", slot.gate.waiting)
+            yield gauge("model_memory_bytes", "Reserved for the model", slot.bytes)
+            if slot.model is None:
+                continue
+            info = slot.model.info()
+            yield gauge("worker_resident_bytes", "Memory of the worker process", info.resident_bytes)
+            yield gauge("worker_restarts", "Deaths of the worker process", info.restarts)
+            yield gauge("sequences_free", "Sequences without a request", info.sequences_free)
+
+
+def log_line(entry: Record) -> str:
+    """One JSON object: what was asked, of which model, what it took."""
+    fields = {
+        "id": entry.id,
+        "method": entry.method,
+        "path": entry.path[:200],
+        "status": entry.status,
+        "s": round(entry.elapsed_s(), 4),
+    }
+    optional = {
+        "model": entry.model[:200],
+        "error": entry.error,
+        "disconnected": entry.disconnected,
+        "prompt_tokens": entry.prompt_tokens,
+        "cached_tokens": entry.cached_tokens,
+        "completion_tokens": entry.completion_tokens,
+        "cache": entry.cache,
+        "tier": entry.tier,
+        "queued_s": round(entry.queued_s, 4),
+        "load_s": round(entry.load_s, 4),
+        "first_token_s": round(entry.first_token_s, 4),
+    }
+    return msgspec.json.encode(fields | {name: value for name, value in optional.items() if value}).decode()

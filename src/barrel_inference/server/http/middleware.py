@@ -1,0 +1,209 @@
+"""What a request passes before its endpoint, outermost first: Records, Guard (host, origin, key), Body (size, pace).
+
+Pure ASGI: nothing here buffers an answer. Owns nothing but its settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from barrel_inference.errors import BarrelError, RequestTimeoutError
+from barrel_inference.server.failures import TooLargeError, UnauthorizedError
+from barrel_inference.server.http import auth, record
+from barrel_inference.server.http.record import Record
+from barrel_inference.server.http.streaming import noted
+
+FailureOf = Callable[[str], Callable[[BarrelError], Response]]  # by path: each dialect has its own shape
+
+_log = logging.getLogger(__name__)
+
+
+class Records:
+    """Gives each request its Record and its id, and ``ended`` the record in the end."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        begun: Callable[[], None],
+        ended: Callable[[Record], None],
+        failure_of: FailureOf,
+    ) -> None:
+        self._app = app
+        self._begun = begun
+        self._ended = ended
+        self._failure_of = failure_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        wanted = Headers(scope=scope).get("x-request-id")
+        entry = Record(record.request_id(wanted), scope["method"], scope["path"])
+        record.begin(entry)
+        self._begun()
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                entry.status = message["status"]
+                _add_headers(message, entry)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except ClientDisconnect:
+            entry.disconnected = True
+        except Exception as error:
+            shown = noted(error)
+            if not entry.status:
+                await self._failure_of(scope["path"])(shown)(scope, receive, sending)
+        finally:
+            self._ended(entry)
+
+
+def _add_headers(message: Message, entry: Record) -> None:
+    headers = MutableHeaders(scope=message)
+    headers["x-request-id"] = entry.id
+    headers["x-content-type-options"] = "nosniff"
+    if entry.ignored:
+        names = [name for name in entry.ignored if name.isascii() and name.isprintable()]
+        headers["x-ignored-options"] = ", ".join(names)[:1000]
+
+
+class Access(NamedTuple):
+    """``check_host``: only for a server that this machine alone can reach, or that was told its names."""
+
+    keys: auth.Keys
+    origins: auth.Origins
+    check_host: bool = True
+    hosts: tuple[str, ...] = ()
+    open_paths: frozenset[str] = frozenset()
+
+
+class Guard:
+    """Answers preflights, refuses strangers, tells pages which origin may read the answer."""
+
+    def __init__(self, app: ASGIApp, *, access: Access, failure_of: FailureOf) -> None:
+        self._app = app
+        self._access = access
+        self._failure_of = failure_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._is_stranger(host, origin):
+            await Response(status_code=403)(scope, receive, send)
+        elif scope["method"] == "OPTIONS":
+            await Response(status_code=204, headers=_preflight(origin))(scope, receive, send)
+        elif error := self._refusal(scope["path"], headers):
+            await self._failure_of(scope["path"])(noted(error))(scope, receive, _readable(send, origin))
+        else:
+            await self._app(scope, receive, _readable(send, origin))
+
+    def _is_stranger(self, host: str, origin: str | None) -> bool:
+        if self._access.check_host and not auth.host_allowed(host, self._access.hosts):
+            return True
+        return origin is not None and not self._access.origins.allows(origin, host)
+
+    def _refusal(self, path: str, headers: Headers) -> BarrelError | None:
+        keys = self._access.keys
+        if not keys or path in self._access.open_paths:
+            return None
+        key = auth.key_of(headers.get("authorization", ""), headers.get("x-api-key", ""))
+        if keys.accepts(key):
+            return None
+        return UnauthorizedError("unauthorized: this server wants an API key, as Authorization: Bearer or x-api-key")
+
+
+_ALLOWED_HEADERS = (
+    "Authorization, Content-Type, User-Agent, Accept, X-Requested-With, X-Request-ID, OpenAI-Beta, OpenAI-Organization,"
+    " OpenAI-Project, x-api-key, anthropic-version, anthropic-beta, anthropic-dangerous-direct-browser-access,"
+    " x-stainless-arch, x-stainless-async, x-stainless-custom-poll-interval, x-stainless-helper-method,"
+    " x-stainless-lang, x-stainless-os, x-stainless-package-version, x-stainless-poll-helper,"
+    " x-stainless-retry-count, x-stainless-runtime, x-stainless-runtime-version, x-stainless-timeout"
+)
+
+
+def _preflight(origin: str | None) -> dict[str, str]:
+    if origin is None:
+        return {"allow": "GET, HEAD, POST, DELETE, OPTIONS"}
+    return {
+        "access-control-allow-origin": origin,
+        "access-control-allow-methods": "GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS",
+        "access-control-allow-headers": _ALLOWED_HEADERS,
+        "access-control-max-age": "43200",
+        "vary": "Origin",
+    }
+
+
+def _readable(send: Send, origin: str | None) -> Send:
+    """By the page that asked."""
+    if origin is None:
+        return send
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers["access-control-allow-origin"] = origin
+            headers["access-control-expose-headers"] = "X-Request-ID, Retry-After, X-Ignored-Options"
+            headers.add_vary_header("Origin")
+        await send(message)
+
+    return sending
+
+
+class Body:
+    """Limits a request's body to ``max_bytes`` (uploads of blobs excepted) and its pauses to ``pause_s``."""
+
+    def __init__(
+        self, app: ASGIApp, *, max_bytes: int, pause_s: float, failure_of: FailureOf, unlimited: Iterable[str] = ()
+    ) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._pause_s = pause_s
+        self._failure_of = failure_of
+        self._unlimited = tuple(unlimited)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        unlimited = scope["path"].startswith(self._unlimited)
+        declared = Headers(scope=scope).get("content-length", "")
+        if not unlimited and declared.isdecimal() and int(declared) > self._max_bytes:
+            await self._failure_of(scope["path"])(noted(self._too_large()))(scope, receive, send)
+            return
+        await self._app(scope, self._limited(receive, unlimited), send)
+
+    def _limited(self, receive: Receive, unlimited: bool) -> Receive:
+        seen, complete = 0, False
+
+        async def receiving() -> Message:
+            nonlocal seen, complete
+            if complete:  # what comes now is the client's leaving, which takes as long as it takes
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self._pause_s)
+            except TimeoutError:
+                raise RequestTimeoutError(f"no more of the body came for {self._pause_s:g} s") from None
+            seen += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if seen > self._max_bytes and not unlimited:
+                raise self._too_large()
+            return message
+
+        return receiving
+
+    def _too_large(self) -> TooLargeError:
+        return TooLargeError(f"the request's body is larger than {self._max_bytes} bytes", limit=self._max_bytes)

@@ -1,0 +1,73 @@
+"""The connection below the application: how long and how large the head of a request may be, how many are open.
+
+Owned by uvicorn, one instance a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-type: text/plain\r\n"
+    b"content-length: 24\r\n\r\nrequest head too large\r\n"
+)
+
+
+def guarded(*, max_header_bytes: int, head_timeout_s: float) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol with these limits; it is given to uvicorn as a class."""
+    limits = {"max_header_bytes": max_header_bytes, "head_timeout_s": head_timeout_s}
+    return type("LimitedHttp", (GuardedHttp,), limits)
+
+
+class GuardedHttp(HttpToolsProtocol):
+    """A connection that does not finish the head of its first request in time is closed; later ones are under
+    uvicorn's keep-alive timer until they begin, and under this one from then on."""
+
+    max_header_bytes: ClassVar[int]
+    head_timeout_s: ClassVar[float]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._in_head = True
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > self.max_header_bytes and not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._in_head:
+            self._in_head = True
+            self._head_bytes = 0
+            self._arm()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._disarm()
+        super().on_headers_complete()
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._deadline = self.loop.call_later(self.head_timeout_s, self.transport.abort)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

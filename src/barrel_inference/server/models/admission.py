@@ -1,0 +1,78 @@
+"""The queue before one model: first come, first served, so many at a time, so many waiting, and not for ever.
+
+Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from barrel_inference.errors import QueueFullError
+
+BUSY = "server busy, please try again.  maximum pending requests exceeded"  # Ollama's words
+
+
+class Gate:
+    """``capacity`` requests run, ``depth`` wait for at most ``timeout_s`` (0: as long as it takes)."""
+
+    def __init__(self, capacity: int, depth: int, timeout_s: float) -> None:
+        self.capacity = capacity
+        self.running = 0
+        self._depth = depth
+        self._timeout_s = timeout_s
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._served_s = 1.0  # what one request takes, smoothed: for Retry-After
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @asynccontextmanager
+    async def admit(self) -> AsyncIterator[None]:
+        """Raises QueueFullError when too many wait, or after ``timeout_s``; its details say when to try again."""
+        await self._enter()
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        try:
+            yield
+        finally:
+            self._served_s += 0.2 * (clock() - started - self._served_s)
+            self._leave()
+
+    async def _enter(self) -> None:
+        if self.running < self.capacity and not self._waiting:
+            self.running += 1
+            return
+        if self.waiting >= self._depth:
+            raise self._full(BUSY)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(self._timeout_s or None):
+                await turn
+        except BaseException as error:
+            self._give_up(turn)
+            if isinstance(error, TimeoutError):
+                raise self._full(f"server busy: no turn within {self._timeout_s:g} s") from None
+            raise
+
+    def _give_up(self, turn: asyncio.Future[None]) -> None:
+        if turn.done() and not turn.cancelled():  # it came at the same moment: pass it on
+            self._leave()
+        elif turn in self._waiting:
+            self._waiting.remove(turn)
+
+    def _leave(self) -> None:
+        self.running -= 1
+        while self._waiting and self.running < self.capacity:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self.running += 1
+                turn.set_result(None)
+
+    def _full(self, message: str) -> QueueFullError:
+        wait_s = self._served_s * (self.waiting + 1) / self.capacity
+        return QueueFullError(message, queued=self.waiting, running=self.running, retry_after_s=min(wait_s, 600.0))

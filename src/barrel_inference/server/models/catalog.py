@@ -1,0 +1,88 @@
+"""What can be asked for by name: an Entry for each model, whoever knows it. Values, the seam, and the catalogue of the
+configuration file.
+
+The registry is behind the same protocol (``server.models.registered``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from barrel_inference.errors import ModelNotFoundError
+from barrel_inference.types import Value
+
+_ENTRY_OPTIONS = ("parameters", "system", "template", "messages", "license")
+
+
+class Entry(Value, frozen=True):
+    """A model as the registry or the configuration describes it; see spec of the manifest for the fields.
+
+    ``load``: options of load_model, without n_ctx. ``parameters``: under Ollama's names.
+    """
+
+    name: str  # with its tag
+    path: str | None = None
+    digest: str = ""  # 64 hex
+    size_bytes: int = 0
+    modified_at: str = "1970-01-01T00:00:00Z"
+    format: str = "gguf"
+    architecture: str = ""
+    family: str = ""
+    parameter_size: str = ""
+    quantization: str = ""
+    context_size: int | None = None
+    embedding_length: int | None = None
+    chat_template: str | None = None
+    template: str | None = None
+    system: str | None = None
+    license: tuple[str, ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    load: dict[str, Any] = msgspec.field(default_factory=dict)
+    parent: str = ""
+    embedding: bool = False
+    capabilities: tuple[str, ...] = ("completion",)
+
+
+class Catalog(Protocol):
+    """Raises RegistryErrors. Reads small files, so it may be asked from the event loop."""
+
+    def resolve(self, name: str) -> Entry:
+        """Raises ModelNotFoundError, InvalidNameError."""
+
+    def list(self) -> Sequence[Entry]:
+        """Newest first."""
+
+
+class Configured:
+    """The models that the configuration names, in front of another catalogue."""
+
+    def __init__(self, models: Mapping[str, Mapping[str, Any]], rest: Catalog | None = None) -> None:
+        self._entries = {tagged(name): _entry(tagged(name), options) for name, options in models.items()}
+        self._rest = rest
+
+    def resolve(self, name: str) -> Entry:
+        if entry := self._entries.get(tagged(name)):
+            return entry
+        if self._rest is None:
+            raise ModelNotFoundError(f"model '{name}' not found", model=name)
+        return self._rest.resolve(name)
+
+    def list(self) -> Sequence[Entry]:
+        rest = () if self._rest is None else self._rest.list()
+        return [*self._entries.values(), *(entry for entry in rest if entry.name not in self._entries)]
+
+
+def tagged(name: str) -> str:
+    """``llama3`` and ``llama3:latest`` are one name."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def _entry(name: str, options: Mapping[str, Any]) -> Entry:
+    own = {key: value for key, value in options.items() if key in _ENTRY_OPTIONS}
+    load = {key: value for key, value in options.items() if key not in _ENTRY_OPTIONS and key != "model_path"}
+    n_ctx = load.get("context_opts", {}).get("n_ctx")
+    return Entry(name=name, path=options.get("model_path"), load=load, context_size=n_ctx, **own)

@@ -1,0 +1,228 @@
+"""All models of a server: a slot for each file and set of load options, room for a new one made by unloading idle ones.
+
+Owns the slots; belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from barrel_inference.aio import AsyncModel
+from barrel_inference.config import ContextOpts, ServerOptions
+from barrel_inference.errors import OutOfMemoryError
+from barrel_inference.registry import gguf
+from barrel_inference.server.failures import ShuttingDownError
+from barrel_inference.server.http import record
+from barrel_inference.server.models import fit
+from barrel_inference.server.models.admission import Gate
+from barrel_inference.server.models.catalog import Entry
+from barrel_inference.server.models.keepalive import FOREVER, Timers
+from barrel_inference.server.models.parameters import merge
+from barrel_inference.server.models.slot import NO_HINTS, Runtime, Slot
+from barrel_inference.worker.memory import MemoryReader
+
+
+class Lease(NamedTuple):
+    """A model for the time of one request. ``wait_s``: in the queue and for loading."""
+
+    model: AsyncModel
+    entry: Entry
+    n_ctx: int
+    wait_s: float
+
+
+class Pool:
+    """``max_context``: no request gets more, whatever it asks for."""
+
+    def __init__(
+        self, runtime: Runtime, options: ServerOptions, max_context: int, memory: MemoryReader, timers: Timers
+    ) -> None:
+        self._runtime = runtime
+        self._options = options
+        self._max_context = max_context
+        self._memory = memory
+        self._timers = timers
+        self._slots: dict[str, Slot] = {}
+        self._room = asyncio.Lock()
+        self._idle = asyncio.Event()  # set whenever a slot falls idle
+        self._closing = False
+
+    # ---- requests
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        entry: Entry,
+        *,
+        n_ctx: int | None = None,
+        hints: Mapping[str, Any] = NO_HINTS,
+        keep_s: float | None = None,
+        embeddings: bool = False,
+    ) -> AsyncIterator[Lease]:
+        """Queue, load if need be, and hold. Raises QueueFullError, OutOfMemoryError, ShuttingDownError and what loading
+        raises."""
+        if self._closing:
+            raise ShuttingDownError("the server is shutting down")
+        slot = self._slot(entry, embeddings)
+        wanted = self.context(entry, n_ctx)
+        began = self._timers.time()
+        slot.keep.enter(keep_s)
+        try:
+            async with slot.gate.admit():
+                queued_s = self._timers.time() - began
+                async with slot.use(wanted, hints) as model:
+                    wait_s = self._timers.time() - began
+                    _note(entry, queued_s, wait_s)
+                    yield Lease(model, entry, slot.n_ctx, wait_s)
+        finally:
+            slot.keep.leave()
+            if not slot.keep.active:
+                self._idle.set()
+
+    def context(self, entry: Entry, n_ctx: int | None = None) -> int:
+        """What a request gets that wants ``n_ctx``: at most max_context, and what the model was trained on."""
+        own = entry.load.get("context_opts", {}).get("n_ctx")
+        wanted = n_ctx or own or self._options.context_size or self._max_context
+        return min(wanted, self._max_context, entry.context_size or wanted)
+
+    def keep_alive(self, entry: Entry, keep_s: float | None) -> None:
+        """Set the time of a loaded model; 0 unloads it as soon as it is idle."""
+        for slot in self._of(entry):
+            slot.keep.set(keep_s)
+
+    # ---- what there is
+
+    def loaded(self) -> list[Slot]:
+        """The longest remaining first."""
+        loaded = [slot for slot in self._slots.values() if slot.loaded]
+        return sorted(loaded, key=lambda slot: slot.keep.left_s(), reverse=True)
+
+    def slots(self) -> list[Slot]:
+        return list(self._slots.values())
+
+    def loaded_of(self, entry: Entry) -> Slot | None:
+        return next((slot for slot in self._of(entry) if slot.loaded), None)
+
+    # ---- the end
+
+    async def close(self) -> None:
+        """Accept nothing more; wait at most ``drain_s`` for what runs. The runtime ends the rest."""
+        self._closing = True
+        deadline = self._timers.time() + self._options.drain_s
+        while any(slot.keep.active for slot in self._slots.values()):
+            left = deadline - self._timers.time()
+            if left <= 0:
+                break
+            self._idle.clear()
+            try:
+                await asyncio.wait_for(self._idle.wait(), left)
+            except TimeoutError:
+                break
+        for slot in self._slots.values():
+            slot.keep.stop()
+
+    # ---- slots
+
+    def _slot(self, entry: Entry, embeddings: bool) -> Slot:
+        options = self._load_options(entry, embeddings)
+        key = msgspec.json.encode([entry.digest or entry.path or entry.name, options], order="sorted").decode()
+        if key not in self._slots:
+            self._slots = {key: slot for key, slot in self._slots.items() if slot.in_use}
+            self._slots[key] = self._new_slot(entry, options)
+        return self._slots[key]
+
+    def _load_options(self, entry: Entry, embeddings: bool) -> dict[str, Any]:
+        context: dict[str, Any] = {"n_seq_max": self._options.num_parallel}
+        if embeddings:
+            context["embeddings"] = True
+        where = {} if entry.path is None else {"model_path": entry.path}
+        options = merge({"context_opts": context, **where}, entry.load)
+        options["context_opts"].pop("n_ctx", None)
+        return options
+
+    def _new_slot(self, entry: Entry, options: dict[str, Any]) -> Slot:
+        taken = {slot.id for slot in self._slots.values()}
+        names = (entry.name if number == 1 else f"{entry.name}#{number}" for number in range(1, len(taken) + 2))
+        options_of = self._options
+        keep_ms = options_of.keep_alive_default_ms
+        return Slot(
+            next(name for name in names if name not in taken),
+            entry,
+            options,
+            runtime=self._runtime,
+            timers=self._timers,
+            gate=Gate(options["context_opts"]["n_seq_max"], options_of.max_queue, options_of.queue_timeout_s),
+            keep_s=FOREVER if keep_ms < 0 else keep_ms / 1000,
+            make_room=self._make_room,
+        )
+
+    def _of(self, entry: Entry) -> list[Slot]:
+        return [slot for slot in self._slots.values() if _same(slot.entry, entry)]
+
+    # ---- memory
+
+    async def _make_room(self, slot: Slot, n_ctx: int) -> None:
+        """Reserve what ``slot`` needs. Unloads idle models, waits for busy ones, or raises OutOfMemoryError."""
+        needed = await self._need(slot, n_ctx)
+        if needed > self._memory.system().total * (1 - fit.RESERVE):
+            raise self._too_large(slot, needed)
+        async with self._room:
+            while True:
+                others = [each for each in self._slots.values() if each.bytes and each is not slot]
+                free = fit.headroom(self._memory.system(), sum(each.bytes for each in others))
+                if needed <= free and not self._too_many(others):
+                    slot.bytes = needed
+                    return
+                await self._evict(slot, others, needed)
+
+    def _too_many(self, others: list[Slot]) -> bool:
+        return 0 < self._options.max_loaded_models <= len(others)
+
+    async def _evict(self, slot: Slot, others: list[Slot], needed: int) -> None:
+        """The least valuable idle model; or, while all are busy, wait until one is not."""
+        idle = {each.id: each for each in others if not each.keep.active}
+        if idle:
+            now = self._timers.time()
+            candidates = [fit.Candidate(s.id, s.load_s, now - s.keep.last_used) for s in idle.values()]
+            await idle[min(candidates, key=fit.value).id].unloaded()
+        elif others:
+            self._idle.clear()
+            await self._idle.wait()
+        else:
+            raise self._too_large(slot, needed)
+
+    def _too_large(self, slot: Slot, needed: int) -> OutOfMemoryError:
+        memory = self._memory.system()
+        return OutOfMemoryError(
+            f"model '{slot.entry.name}' needs {needed / 1e9:.1f} GB of memory; {memory.available / 1e9:.1f} of"
+            f" {memory.total / 1e9:.1f} GB are free",
+            needed=needed,
+            free=memory.available,
+        )
+
+    async def _need(self, slot: Slot, n_ctx: int) -> int:
+        if slot.entry.path is None:
+            return fit.WORKER_BYTES
+        info = await asyncio.to_thread(gguf.read, slot.entry.path)
+        given = slot.load["context_opts"]
+        context = ContextOpts()
+        per_token = fit.kv_bytes_per_token(
+            dict(info.metadata), given.get("type_k", context.type_k), given.get("type_v", context.type_v)
+        )
+        return fit.need(info.size_bytes, per_token, n_ctx, given["n_seq_max"])
+
+
+def _same(first: Entry, second: Entry) -> bool:
+    return first.name == second.name or (first.path is not None and first.path == second.path)
+
+
+def _note(entry: Entry, queued_s: float, wait_s: float) -> None:
+    entry_record = record.current()
+    entry_record.model, entry_record.model_known = entry.name, True
+    entry_record.queued_s += queued_s
+    entry_record.load_s += wait_s - queued_s

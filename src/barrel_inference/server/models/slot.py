@@ -1,0 +1,153 @@
+"""One model that requests ask for: not loaded, loaded, or on the way. Owned by the event loop; the pool makes them.
+
+Loading, reloading with a larger context and unloading are one task at a time; whoever needs its outcome waits for it,
+and a caller that leaves does not stop it for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from barrel_inference.aio import AsyncModel
+from barrel_inference.errors import BarrelError
+from barrel_inference.server.models.admission import Gate
+from barrel_inference.server.models.catalog import Entry
+from barrel_inference.server.models.keepalive import KeepAlive, Timers
+from barrel_inference.server.models.parameters import merge
+
+NO_HINTS: Mapping[str, Any] = {}
+
+_log = logging.getLogger(__name__)
+
+
+class Runtime(Protocol):
+    """The part of AsyncRuntime that a slot needs."""
+
+    async def load_model(self, model_id: str | None = None, /, **options: Any) -> AsyncModel: ...
+
+    async def unload(self, model_id: str, *, drain_s: float = 0.0) -> None: ...
+
+
+class Slot:
+    """``make_room(slot, n_ctx)`` is awaited before each load and may refuse it. ``load`` are the options of load_model
+    without n_ctx."""
+
+    def __init__(
+        self,
+        model_id: str,
+        entry: Entry,
+        load: Mapping[str, Any],
+        *,
+        runtime: Runtime,
+        timers: Timers,
+        gate: Gate,
+        keep_s: float,
+        make_room: Callable[[Slot, int], Awaitable[None]],
+    ) -> None:
+        self.id = model_id
+        self.entry = entry
+        self.load = load
+        self.gate = gate
+        self.keep = KeepAlive(timers, keep_s, self.unload)
+        self.model: AsyncModel | None = None
+        self.n_ctx = 0
+        self.bytes = 0  # of memory, reserved before the load
+        self.load_s = 0.0
+        self._runtime = runtime
+        self._timers = timers
+        self._make_room = make_room
+        self._using = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self._change: asyncio.Task[None] | None = None
+
+    @property
+    def loaded(self) -> bool:
+        return self.model is not None and self._change is None and self.model.info().phase != "failed"
+
+    @property
+    def in_use(self) -> bool:
+        """Loaded, about to be, or wanted."""
+        return self.model is not None or self._change is not None or self.keep.active > 0
+
+    @asynccontextmanager
+    async def use(self, n_ctx: int, hints: Mapping[str, Any] = NO_HINTS) -> AsyncIterator[AsyncModel]:
+        """The model with a context of at least ``n_ctx``, which stays as it is until the end. Raises what loading
+        raises. ``hints``: load options that count if it is loaded for this request, and are no reason to load again.
+        """
+        while not self.loaded or self.n_ctx < n_ctx:
+            if self._change is None:
+                self._begin(self._reload(max(n_ctx, self.n_ctx), hints))
+            await self._changed()
+        assert self.model is not None
+        self._using += 1
+        self._unused.clear()
+        try:
+            yield self.model
+        finally:
+            self._using -= 1
+            if not self._using:
+                self._unused.set()
+
+    def unload(self) -> None:
+        """Begin to, unless a request came in the meantime."""
+        if self._change is None and self.model is not None and not self.keep.active:
+            self._begin(self._unload())
+
+    async def unloaded(self) -> None:
+        """Unload now; for idle models."""
+        self.unload()
+        if self._change is not None:
+            await self._changed()
+
+    def _begin(self, change: Coroutine[Any, Any, None]) -> None:
+        self._change = asyncio.create_task(change)
+        self._change.add_done_callback(self._ended)
+
+    async def _changed(self) -> None:
+        assert self._change is not None
+        await asyncio.shield(self._change)
+
+    def _ended(self, change: asyncio.Task[None]) -> None:
+        self._change = None
+        if not change.cancelled() and (error := change.exception()) is not None:
+            _log.warning("model %s: %s", self.entry.name, error)
+        if not self.keep.active:
+            self.keep.set(None)  # nobody waited for the end: the time begins now
+
+    async def _reload(self, n_ctx: int, hints: Mapping[str, Any]) -> None:
+        """With a larger context, once nobody uses the smaller one."""
+        await self._unused.wait()
+        await self._unload()
+        await self._make_room(self, n_ctx)
+        started = self._timers.time()
+        try:
+            self.model = await self._runtime.load_model(self.id, **self._options(n_ctx, hints))
+        except BaseException:
+            self.bytes = 0
+            raise
+        self.n_ctx = n_ctx
+        self.load_s = self._timers.time() - started
+
+    def _options(self, n_ctx: int, hints: Mapping[str, Any]) -> dict[str, Any]:
+        options = merge(merge(self.load, hints), {"context_opts": {"n_ctx": n_ctx}})
+        context = options["context_opts"]
+        if context.get("embeddings"):  # an input is read in one batch
+            context |= {"n_batch": n_ctx, "n_ubatch": n_ctx}
+        elif "n_batch" in context:
+            context["n_batch"] = max(context["n_batch"], context.get("n_seq_max", 1))
+        return options
+
+    async def _unload(self) -> None:
+        if self.model is None:
+            return
+        self.model, self.n_ctx = None, 0
+        try:
+            await self._runtime.unload(self.id)
+        except BarrelError as error:
+            _log.warning("model %s was not unloaded in order: %s", self.id, error)
+        self.bytes = 0

@@ -1,0 +1,57 @@
+"""``/api/edit``, ``/api/gc`` and ``/api/search``: the registry's own. Owns nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from barrel_inference.registry import Registry
+from barrel_inference.server.http import plain
+from barrel_inference.server.http.operation import Operation, read
+from barrel_inference.server.http.plain import answer
+from barrel_inference.server.native import wire
+
+MAX_RESULTS = 100
+
+
+class Housekeeping:
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def operations(self) -> list[Operation]:
+        def row(method: str, path: str, endpoint: Any, summary: str, request: Any, response: Any) -> Operation:
+            return Operation(method, path, endpoint, plain.failure, summary, request=request, response=response)
+
+        return [
+            row("POST", "/api/edit", self.edit, "Change a model's parameters", wire.EditRequest, wire.Edited),
+            row("POST", "/api/gc", self.gc, "Remove what no model uses", wire.GcRequest, wire.Collected),
+            row("GET", "/api/search", self.search, "Find models to pull (?q=…&limit=…)", None, wire.Found),
+        ]
+
+    async def edit(self, request: Request) -> Response:
+        body = await read(request, wire.EditRequest)
+        manifest = await asyncio.to_thread(
+            self._registry.edit,
+            body.model,
+            parameters=body.parameters,
+            unset=body.unset,
+            system=body.system,
+            template=body.template,
+        )
+        return answer(wire.Edited(str(manifest.model_name), manifest.parameters))
+
+    async def gc(self, request: Request) -> Response:
+        body = await read(request, wire.GcRequest, empty=b"{}")
+        removed = await asyncio.to_thread(self._registry.gc, dry_run=body.dry_run)
+        garbage = [wire.Garbage(each.kind, each.name, each.freed_bytes) for each in removed]
+        freed = sum(each.freed_bytes for each in garbage)
+        return answer(wire.Collected(garbage, freed, body.dry_run))
+
+    async def search(self, request: Request) -> Response:
+        limit = request.query_params.get("limit", "20")
+        number = min(int(limit), MAX_RESULTS) if limit.isdecimal() else 20
+        found = await self._registry.search(request.query_params.get("q", "")[:200], limit=number)
+        return answer(wire.Found(list(found)))

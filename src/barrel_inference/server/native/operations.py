@@ -1,0 +1,55 @@
+"""``/health``, ``/metrics``, ``/openapi.json`` and ``/docs``: what those who run the server ask. Owns nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from barrel_inference.server.http import openapi, plain
+from barrel_inference.server.http.metrics import CONTENT_TYPE, Metrics
+from barrel_inference.server.http.operation import Operation
+from barrel_inference.server.http.plain import answer
+from barrel_inference.server.native import wire
+
+State = Callable[[], wire.Health]
+
+
+class Operating:
+    """``operations_of`` gives all operations of the server, these included."""
+
+    def __init__(self, state: State, metrics: Metrics, operations_of: Callable[[], Sequence[Operation]]) -> None:
+        self._state = state
+        self._metrics = metrics
+        self._operations_of = operations_of
+
+    def operations(self) -> list[Operation]:
+        def get(path: str, endpoint: Any, summary: str, response: Any = None, **more: Any) -> Operation:
+            return Operation("GET", path, endpoint, plain.failure, summary, response=response, **more)
+
+        return [
+            get("/health", self.health, "Whether the process lives", wire.Health, open=True),
+            get("/health/ready", self.ready, "Whether requests are accepted (200 or 503)", wire.Health, open=True),
+            get("/metrics", self.metrics, "Prometheus metrics"),
+            get("/openapi.json", self.openapi, "This document"),
+            get("/docs", self.docs, "The routes as a page"),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        return answer(self._state())
+
+    async def ready(self, request: Request) -> Response:
+        state = self._state()
+        return answer(state, 200 if state.status == "ok" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+
+    async def openapi(self, request: Request) -> Response:
+        return answer(openapi.document(self._operations_of(), version=version("barrel-inference")))
+
+    async def docs(self, request: Request) -> Response:
+        return HTMLResponse(openapi.page(self._operations_of(), version=version("barrel-inference")))

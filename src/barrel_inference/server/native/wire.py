@@ -1,0 +1,122 @@
+"""The JSON of our own routes. Values only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from barrel_inference.kvcache.admin.content import NamespaceStats
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """``content`` is the text; ``add_special`` puts the model's own first token before it."""
+
+    model: str
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    keep_alive: Any = None
+
+
+class Tokenized(msgspec.Struct):
+    tokens: list[int]
+    count: int
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str
+    tokens: list[int]
+    keep_alive: Any = None
+
+
+class Detokenized(msgspec.Struct):
+    content: str
+
+
+class PromptRequest(msgspec.Struct, kw_only=True):
+    """A prompt of a model: text, or a conversation that its template writes."""
+
+    model: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    keep_alive: Any = None
+
+
+class Pinned(msgspec.Struct):
+    tokens: int
+
+
+class Unpinned(msgspec.Struct):
+    was_pinned: bool
+
+
+class ClearRequest(msgspec.Struct, kw_only=True):
+    """Everything, or one namespace, what was not used for so long, what one tier holds."""
+
+    namespace: str | None = None
+    older_than_s: float | None = None
+    tier: str | None = None
+
+
+class VerifyRequest(msgspec.Struct, kw_only=True):
+    tier: str | None = None
+
+
+class Tier(msgspec.Struct, kw_only=True):
+    name: str
+    kind: str
+    quota_bytes: int
+    used_bytes: int
+    objects: int
+    writable: bool
+
+
+class Cache(msgspec.Struct, kw_only=True):
+    tiers: list[Tier]
+    namespaces: list[NamespaceStats]
+    counters: dict[str, float]
+    by_model: dict[str, dict[str, float]]
+
+
+class EditRequest(msgspec.Struct, kw_only=True):
+    """An empty ``system`` or ``template`` removes it; ``unset`` names parameters to remove."""
+
+    model: str
+    parameters: dict[str, Any] = {}
+    unset: list[str] = []
+    system: str | None = None
+    template: str | None = None
+
+
+class Edited(msgspec.Struct):
+    model: str
+    parameters: dict[str, Any]
+
+
+class GcRequest(msgspec.Struct, kw_only=True):
+    dry_run: bool = False
+
+
+class Garbage(msgspec.Struct):
+    kind: str
+    name: str
+    freed_bytes: int
+
+
+class Collected(msgspec.Struct):
+    removed: list[Garbage]
+    freed_bytes: int
+    dry_run: bool
+
+
+class Found(msgspec.Struct):
+    models: list[dict[str, Any]]
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """``status``: ok, starting or stopping."""
+
+    status: str
+    models_loaded: int
+    requests_active: int

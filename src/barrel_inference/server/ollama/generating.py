@@ -1,0 +1,228 @@
+"""``/api/generate``, ``/api/chat`` and the embedding routes. Owns nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from barrel_inference.server import chat, neutral
+from barrel_inference.server.fitting import fitted
+from barrel_inference.server.http import record
+from barrel_inference.server.http.operation import Operation, read
+from barrel_inference.server.http.streaming import NDJSON, Answer, Stream
+from barrel_inference.server.models import keepalive
+from barrel_inference.server.models.parameters import Parameters
+from barrel_inference.server.models.pool import Lease
+from barrel_inference.server.ollama import translate, wire
+from barrel_inference.server.ollama.failure import embed_failure, failure, line
+from barrel_inference.server.ollama.pieces import Piece, Writer, joined, ns
+from barrel_inference.server.service import ModelService, merged
+from barrel_inference.types import Embedding
+
+Pieces = AsyncGenerator[Piece, None]
+
+
+class Generating:
+    def __init__(self, service: ModelService) -> None:
+        self._service = service
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation(
+                "POST",
+                "/api/generate",
+                self.generate,
+                failure,
+                "Continue a prompt, or load or unload a model",
+                request=wire.GenerateRequest,
+                response=wire.Generated,
+                stream=wire.Generated,
+            ),
+            Operation(
+                "POST",
+                "/api/chat",
+                self.chat,
+                failure,
+                "Answer a conversation",
+                request=wire.ChatRequest,
+                response=wire.Answered,
+                stream=wire.Answered,
+            ),
+            Operation(
+                "POST",
+                "/api/embed",
+                self.embed,
+                embed_failure,
+                "Embed texts",
+                request=wire.EmbedRequest,
+                response=wire.Embedded,
+            ),
+            Operation(
+                "POST",
+                "/api/embeddings",
+                self.embeddings,
+                embed_failure,
+                "Embed one text (the older form)",
+                request=wire.EmbeddingsRequest,
+                response=wire.EmbeddingOnly,
+            ),
+        ]
+
+    # ---- endpoints
+
+    async def generate(self, request: Request) -> Response:
+        body = await read(request, wire.GenerateRequest)
+        translate.check_raw(body)
+        translate.no_images(body.images, body.model)
+        writer = Writer(translate.named(body.model), generate=True, with_context=not body.raw)
+        if not body.prompt and not body.suffix:
+            return await self._only_load(body, writer)
+        found = translate.parameters(body)
+        if body.raw or body.suffix:
+            return _answered(body, self._raw(body, translate.raw(body, found), found, writer))
+        asked = translate.generate(body, found)
+        return _answered(body, self._conversation(body, asked, found, writer, body.context))
+
+    async def chat(self, request: Request) -> Response:
+        body = await read(request, wire.ChatRequest)
+        writer = Writer(translate.named(body.model))
+        if not body.messages:
+            return await self._only_load(body, writer)
+        found = translate.parameters(body)
+        return _answered(body, self._conversation(body, translate.chat(body, found), found, writer))
+
+    async def embed(self, request: Request) -> Response:
+        body = await read(request, wire.EmbedRequest)
+        translate.named(body.model)
+
+        async def work() -> bytes:
+            embedding = await self._embed(body, translate.inputs(body.input), body.truncate is not False)
+            known = record.current()
+            answer = wire.Embedded(
+                model=body.model,
+                embeddings=list(embedding.vectors),
+                total_duration=ns(known.elapsed_s()),
+                load_duration=ns(known.queued_s + known.load_s),
+                prompt_eval_count=embedding.prompt_tokens,
+            )
+            return msgspec.json.encode(answer)
+
+        return Answer(work(), failure=embed_failure)
+
+    async def embeddings(self, request: Request) -> Response:
+        body = await read(request, wire.EmbeddingsRequest)
+        translate.named(body.model)
+
+        async def work() -> bytes:
+            embedding = await self._embed(body, (body.prompt,) if body.prompt else (), True)
+            return msgspec.json.encode(wire.EmbeddingOnly(*embedding.vectors))
+
+        return Answer(work(), failure=embed_failure)
+
+    # ---- work
+
+    async def _only_load(self, body: wire.Generating, writer: Writer) -> Response:
+        """No prompt: load the model, or with keep_alive 0 unload it once it is idle."""
+
+        async def work() -> bytes:
+            if keepalive.parse(body.keep_alive) == 0:
+                await self._service.unload(body.model)
+                return msgspec.json.encode(writer.only("unload"))
+            found = translate.options(body.options)
+            await self._service.load(body.model, translate.wish(found), body.keep_alive)
+            return msgspec.json.encode(writer.only("load"))
+
+        return Answer(work(), failure=failure)
+
+    async def _conversation(
+        self,
+        body: wire.Generating,
+        asked: neutral.ChatRequest,
+        found: Parameters,
+        writer: Writer,
+        context: list[int] | None = None,
+    ) -> Pieces:
+        """``context``: the tokens of earlier turns, as /api/generate gives them out."""
+        wish = translate.wish(found)
+        async with self._service.lease(body.model, wish, body.keep_alive) as lease:
+            if context or body.debug_render_only:
+                text = await chat.render(lease.model, merged(lease.entry, asked, wish))
+            if body.debug_render_only:
+                yield writer.debug(text)
+                return
+            if context:
+                tokens = (*context, *await lease.model.tokenize(text, add_special=False))
+                pieces = self._completion(lease, translate.continuation(asked, tokens), found, writer)
+            else:
+                pieces = _chat_pieces(self._service.chat_with(lease, asked, wish), writer, lease.wait_s)
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    yield piece
+
+    async def _raw(
+        self, body: wire.GenerateRequest, asked: neutral.CompletionRequest, found: Parameters, writer: Writer
+    ) -> Pieces:
+        async with (
+            self._service.lease(body.model, translate.wish(found), body.keep_alive) as lease,
+            aclosing(self._completion(lease, asked, found, writer)) as pieces,
+        ):
+            async for piece in pieces:
+                yield piece
+
+    async def _completion(
+        self, lease: Lease, asked: neutral.CompletionRequest, found: Parameters, writer: Writer
+    ) -> Pieces:
+        cut = 0
+        if asked.truncate and not asked.suffix:
+            prompt, cut = await fitted(lease, asked.prompt, found)
+            asked = msgspec.structs.replace(asked, prompt=prompt)
+        chunks = self._service.complete_with(lease, asked, translate.wish(found))
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if chunk.text:
+                    yield writer.text(chunk.text, chunk.logprobs)
+                if chunk.completion is not None:
+                    yield writer.final(chunk.completion, load_s=lease.wait_s, truncated_tokens=cut)
+
+    async def _embed(
+        self, body: wire.EmbedRequest | wire.EmbeddingsRequest, inputs: tuple[str, ...], truncate: bool
+    ) -> Embedding:
+        asked = neutral.EmbedRequest(
+            model=body.model,
+            inputs=inputs,
+            dimensions=body.dimensions if isinstance(body, wire.EmbedRequest) else None,
+            truncate=truncate,
+            keep_alive=body.keep_alive,
+        )
+        return await self._service.embed(asked, translate.wish(translate.options(body.options)))
+
+
+async def _chat_pieces(events: AsyncGenerator[neutral.Event, None], writer: Writer, load_s: float) -> Pieces:
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, neutral.Finished):
+                yield writer.final(event.completion, load_s=load_s, truncated_messages=event.dropped_messages)
+            elif (piece := writer.event(event)) is not None:
+                yield piece
+
+
+def _answered(body: wire.Generating, pieces: Pieces) -> Response:
+    """As lines, or with ``stream: false`` as one object."""
+    if body.stream is False:
+        return Answer(_joined(pieces), failure=failure)
+    return Stream(_lines(pieces), media_type=NDJSON, last_words=line, failure=failure)
+
+
+async def _lines(pieces: Pieces) -> AsyncGenerator[bytes, None]:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield msgspec.json.encode(piece) + b"\n"
+
+
+async def _joined(pieces: Pieces) -> bytes:
+    async with aclosing(pieces):
+        return msgspec.json.encode(joined([piece async for piece in pieces]))

@@ -1,0 +1,134 @@
+"""``/api/pull``, ``/api/push``, ``/api/create``, ``/api/copy``, ``/api/delete`` and ``/api/blobs``. Owns nothing; the
+registry is asked from threads where it may wait for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from barrel_inference.errors import InvalidNameError, UnsupportedError
+from barrel_inference.registry import Registry
+from barrel_inference.registry.create import CreateRequest
+from barrel_inference.registry.names import parse_digest, parse_name, parse_spec
+from barrel_inference.server.http import record
+from barrel_inference.server.http.operation import Operation, read
+from barrel_inference.server.http.streaming import NDJSON, Answer, Stream
+from barrel_inference.server.ollama import wire
+from barrel_inference.server.ollama.failure import failure, line
+from barrel_inference.server.ollama.listing import model_name
+
+Events = AsyncGenerator[dict[str, Any], None]
+
+
+class Installing:
+    """``local_files``: whether specs may name files of this machine: only while its own users alone can ask."""
+
+    def __init__(self, registry: Registry, *, local_files: bool) -> None:
+        self._registry = registry
+        self._local_files = local_files
+
+    def operations(self) -> list[Operation]:
+        def row(method: str, path: str, endpoint: Any, summary: str, **types: Any) -> Operation:
+            return Operation(method, path, endpoint, failure, summary, **types)
+
+        progress = {"response": wire.Progress, "stream": wire.Progress}
+        return [
+            row("POST", "/api/pull", self.pull, "Download a model", request=wire.TransferRequest, **progress),
+            row("POST", "/api/push", self.push, "Refused: pushing is not supported", request=wire.TransferRequest),
+            row("POST", "/api/create", self.create, "Make a model", request=wire.CreateRequest, **progress),
+            row("POST", "/api/copy", self.copy, "Give a model a second name", request=wire.CopyRequest),
+            row("DELETE", "/api/delete", self.delete, "Remove a name", request=wire.Named),
+            row("HEAD", "/api/blobs/{digest}", self.has_blob, "Whether a blob is here"),
+            row("POST", "/api/blobs/{digest}", self.receive_blob, "Upload a blob"),
+        ]
+
+    async def pull(self, request: Request) -> Response:
+        body = await read(request, wire.TransferRequest)
+        name = model_name(body)
+        record.current().model = name
+        if parse_spec(name).scheme == "file" and not self._local_files:
+            raise InvalidNameError("invalid model name: files are pulled on the machine of the server only")
+        return _progress(self._registry.pull(name, insecure=bool(body.insecure)), body.stream)
+
+    async def push(self, request: Request) -> Response:
+        await read(request, wire.TransferRequest)
+        raise UnsupportedError("pushing models is not supported: this server is no registry's client for uploads")
+
+    async def create(self, request: Request) -> Response:
+        body = await read(request, wire.CreateRequest)
+        name = model_name(body)
+        parse_name(name)
+        record.current().model = name
+        return _progress(self._registry.create(name, create_request(body)), body.stream)
+
+    async def copy(self, request: Request) -> Response:
+        body = await read(request, wire.CopyRequest)
+        for what, name in (("source", body.source), ("destination", body.destination)):
+            _check_name(name, f'{what} "{name[:120]}" is invalid')
+        await asyncio.to_thread(self._registry.copy, body.source, body.destination)
+        return Response()
+
+    async def delete(self, request: Request) -> Response:
+        body = await read(request, wire.Named)
+        name = model_name(body, 'name "" is invalid')
+        _check_name(name, f'name "{name[:120]}" is invalid')
+        await asyncio.to_thread(self._registry.remove, name)
+        return Response()
+
+    async def has_blob(self, request: Request) -> Response:
+        digest = parse_digest(request.path_params["digest"])
+        return Response(status_code=200 if await asyncio.to_thread(self._registry.has_blob, digest) else 404)
+
+    async def receive_blob(self, request: Request) -> Response:
+        created = await self._registry.receive_blob(request.path_params["digest"], request.stream())
+        return Response(status_code=201 if created else 200)
+
+
+def create_request(body: wire.CreateRequest) -> CreateRequest:
+    given: dict[str, Any] = {
+        "modelfile": body.modelfile,
+        "from_": body.from_,
+        "files": body.files,
+        "adapters": body.adapters,
+        "template": body.template,
+        "system": body.system,
+        "license": body.license,
+        "parameters": body.parameters,
+        "messages": body.messages,
+        "quantize": body.quantize,
+    }
+    return CreateRequest(**{name: value for name, value in given.items() if value is not None})
+
+
+def _check_name(name: str, words: str) -> None:
+    try:
+        parse_name(name)
+    except InvalidNameError:
+        raise InvalidNameError(words, name=name[:120]) from None
+
+
+def _progress(events: Events, stream: bool | None) -> Response:
+    """As lines, or the last one as the whole answer."""
+    if stream is False:
+        return Answer(_last(events), failure=failure)
+    return Stream(_lines(events), media_type=NDJSON, last_words=line, failure=failure)
+
+
+async def _lines(events: Events) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        async for event in events:
+            yield msgspec.json.encode(event) + b"\n"
+
+
+async def _last(events: Events) -> bytes:
+    last: dict[str, Any] = {"status": "success"}
+    async with aclosing(events):
+        async for event in events:
+            last = event
+    return msgspec.json.encode(last)

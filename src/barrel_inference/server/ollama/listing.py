@@ -1,0 +1,201 @@
+"""``/``, ``/api/version``, ``/api/tags``, ``/api/ps`` and ``/api/show``: what there is. Owns nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from barrel_inference.errors import InvalidNameError
+from barrel_inference.registry import gguf
+from barrel_inference.registry.modelfile.parameters import format_parameter
+from barrel_inference.server.http.operation import Operation, read
+from barrel_inference.server.http.plain import answer
+from barrel_inference.server.models.catalog import Catalog, Entry
+from barrel_inference.server.models.pool import Pool
+from barrel_inference.server.models.slot import Slot
+from barrel_inference.server.ollama import wire
+from barrel_inference.server.ollama.failure import failure
+from barrel_inference.server.ollama.pieces import timestamp, utc_now
+
+OLLAMA_VERSION = "0.33.0"  # the API that this is; clients compare it with what they need
+FOREVER_YEARS = 200  # Ollama's clients call more than a hundred years for ever
+SHORT_ARRAY = 5
+_HIDDEN = ("general.name", "tokenizer.chat_template")
+
+ModelfileOf = Callable[[Entry], str]
+
+
+class Listing:
+    def __init__(self, catalog: Catalog, pool: Pool) -> None:
+        self._catalog = catalog
+        self._pool = pool
+
+    def operations(self) -> list[Operation]:
+        def get(path: str, endpoint: Any, summary: str, response: Any = None, **more: Any) -> list[Operation]:
+            return [
+                Operation(method, path, endpoint, failure, summary, response=response, **more)
+                for method in ("GET", "HEAD")
+            ]
+
+        show = Operation(
+            "POST",
+            "/api/show",
+            self.show,
+            failure,
+            "Describe a model",
+            request=wire.ShowRequest,
+            response=wire.Shower,
+        )
+        return [
+            *get("/", self.root, "Say that the server runs", open=True),
+            *get("/api/version", self.version, "Versions", wire.Version, open=True),
+            *get("/api/tags", self.tags, "List the models that are installed", wire.Tags),
+            *get("/api/ps", self.ps, "List the models that are loaded", wire.Processes),
+            show,
+        ]
+
+    async def root(self, request: Request) -> Response:
+        return PlainTextResponse("Ollama is running")
+
+    async def version(self, request: Request) -> Response:
+        return answer(wire.Version(OLLAMA_VERSION, version("barrel-inference")))
+
+    async def tags(self, request: Request) -> Response:
+        return answer(wire.Tags([_listed(entry) for entry in self._catalog.list()]))
+
+    async def ps(self, request: Request) -> Response:
+        now = utc_now()
+        return answer(wire.Processes([_running(slot, now) for slot in self._pool.loaded()]))
+
+    async def show(self, request: Request) -> Response:
+        body = await read(request, wire.ShowRequest)
+        entry = self._catalog.resolve(model_name(body))
+        info = None if entry.path is None else await asyncio.to_thread(gguf.read, entry.path)
+        shown = _shown(entry, body, info)
+        if request.headers.get("user-agent", "").startswith("GitHubCopilotChat/"):
+            shown.model_info["general.basename"] = model_name(body)
+        return answer(shown)
+
+
+def model_name(request: wire.Named, error: str = "invalid model name") -> str:
+    name = request.model or request.name
+    if not name:
+        raise InvalidNameError(error)
+    return name
+
+
+def details(entry: Entry) -> wire.Details:
+    return wire.Details(
+        parent_model=entry.parent,
+        format=entry.format,
+        family=entry.family,
+        families=[entry.family] if entry.family else [],
+        parameter_size=entry.parameter_size,
+        quantization_level=entry.quantization.upper(),
+        context_length=entry.context_size or UNSET,
+        embedding_length=entry.embedding_length or UNSET,
+    )
+
+
+def digest(entry: Entry) -> str:
+    """64 hex always, since clients cut it: models that come from no blob have one of their name."""
+    return entry.digest or hashlib.sha256(entry.name.encode()).hexdigest()
+
+
+def _listed(entry: Entry) -> wire.Listed:
+    return wire.Listed(
+        name=entry.name,
+        model=entry.name,
+        modified_at=entry.modified_at,
+        size=entry.size_bytes,
+        digest=digest(entry),
+        details=details(entry),
+        capabilities=list(entry.capabilities),
+    )
+
+
+def _running(slot: Slot, now: datetime) -> wire.Running:
+    left_s = slot.keep.left_s()
+    held = left_s == math.inf
+    ends = now + (timedelta(days=365 * FOREVER_YEARS) if held else timedelta(seconds=left_s))
+    return wire.Running(
+        name=slot.entry.name,
+        model=slot.entry.name,
+        size=slot.bytes,
+        digest=digest(slot.entry),
+        details=details(slot.entry),
+        expires_at=timestamp(ends),
+        size_vram=slot.bytes if slot.load.get("model_opts", {}).get("n_gpu_layers") else 0,
+        context_length=slot.n_ctx,
+        until="never" if held else ends.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        active=slot.gate.running,
+        queued=slot.gate.waiting,
+    )
+
+
+def _shown(entry: Entry, body: wire.ShowRequest, info: gguf.GgufInfo | None) -> wire.Shower:
+    metadata = {} if info is None else _model_info(info, verbose=bool(body.verbose))
+    shown = wire.Shower(
+        modelfile=modelfile(entry),
+        parameters=parameter_lines(entry.parameters),
+        template=body.template or entry.template or entry.chat_template or "",
+        details=details(entry),
+        model_info=metadata,
+        capabilities=list(entry.capabilities),
+        modified_at=entry.modified_at,
+        license="\n".join(entry.license) or UNSET,
+        system=body.system or entry.system or UNSET,
+        messages=list(entry.messages) or UNSET,
+    )
+    if body.verbose and info is not None:
+        shown.tensors = [{"name": t.name, "type": t.type.upper(), "shape": list(t.shape)} for t in info.tensors]
+    return shown
+
+
+def _model_info(info: gguf.GgufInfo, *, verbose: bool) -> dict[str, Any]:
+    """The file's metadata; long arrays are left empty, as in Ollama."""
+    shown: dict[str, Any] = {}
+    for key, value in info.metadata.items():
+        if key in _HIDDEN:
+            continue
+        too_long = isinstance(value, gguf.Skipped) or (isinstance(value, list) and len(value) > SHORT_ARRAY)
+        shown[key] = None if isinstance(value, gguf.Skipped) or (too_long and not verbose) else value
+    return shown | {"general.parameter_count": info.n_params}
+
+
+def parameter_lines(parameters: dict[str, Any]) -> str:
+    """One a line, the value in column 31; texts in quotes. Clients read this."""
+    lines = []
+    for name, value in sorted(parameters.items()):
+        values = value if isinstance(value, list | tuple) else [value]
+        lines += [f"{name:<30} {_literal(each)}" for each in values]
+    return "\n".join(lines)
+
+
+def _literal(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if isinstance(value, str) else format_parameter(value)
+
+
+def modelfile(entry: Entry) -> str:
+    """What would make this model again, by name: no path of this machine is told."""
+    from barrel_inference.registry.modelfile import Modelfile, render
+
+    described = Modelfile(
+        sources=(entry.name,),
+        parameters=entry.parameters,
+        system=entry.system,
+        template=entry.template,
+        messages=entry.messages,
+        license=entry.license,
+    )
+    return f"# Modelfile of {entry.name}\n{render(described)}"

@@ -1,0 +1,18 @@
+"""Ollama's API as one list of operations."""
+
+from __future__ import annotations
+
+from barrel_inference.registry import Registry
+from barrel_inference.server.http.operation import Operation
+from barrel_inference.server.ollama.generating import Generating
+from barrel_inference.server.ollama.installing import Installing
+from barrel_inference.server.ollama.listing import Listing
+from barrel_inference.server.service import ModelService
+
+
+def routes(service: ModelService, registry: Registry | None, *, local_files: bool) -> list[Operation]:
+    """Without a registry: what is configured can be asked, nothing installed."""
+    found = [*Listing(service.catalog, service.pool).operations(), *Generating(service).operations()]
+    if registry is not None:
+        found += Installing(registry, local_files=local_files).operations()
+    return found

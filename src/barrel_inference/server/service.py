@@ -1,0 +1,188 @@
+"""Answers the dialects' requests (``neutral.Service``) with models from the pool. Owns nothing but its parts.
+
+A request's options go over the model's own parameters, and those over the dialect's defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from barrel_inference.config import ServerOptions
+from barrel_inference.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
+from barrel_inference.server import chat, insert
+from barrel_inference.server.http import record
+from barrel_inference.server.models import keepalive
+from barrel_inference.server.models.catalog import Catalog, Entry
+from barrel_inference.server.models.parameters import Parameters, translate
+from barrel_inference.server.models.pool import Lease, Pool
+from barrel_inference.server.neutral import (
+    ChatRequest,
+    CompletionRequest,
+    EmbedRequest,
+    Event,
+    Finished,
+    KeepAlive,
+    ModelCard,
+)
+from barrel_inference.types import Chunk, Embedding, Message
+
+PLAIN = Parameters({}, {})
+
+Pull = Callable[[str], Awaitable[None]]
+
+
+class ModelService:
+    """``pull(name)`` fetches an unknown model; None when that is not wanted."""
+
+    def __init__(self, catalog: Catalog, pool: Pool, options: ServerOptions, pull: Pull | None = None) -> None:
+        self.catalog = catalog
+        self.pool = pool
+        self._options = options
+        self._pull = pull
+
+    # ---- generating
+
+    async def chat(self, request: ChatRequest, wish: Parameters = PLAIN) -> AsyncGenerator[Event, None]:
+        """``wish``: how to load, and the defaults below the model's own parameters."""
+        async with (
+            self.lease(request.model, wish, request.keep_alive) as lease,
+            aclosing(self.chat_with(lease, request, wish)) as events,
+        ):
+            async for event in events:
+                yield event
+
+    async def chat_with(self, lease: Lease, request: ChatRequest, wish: Parameters) -> AsyncGenerator[Event, None]:
+        async with aclosing(chat.chat_events(lease.model, merged(lease.entry, request, wish))) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    record.current().complete(event.completion)
+                yield event
+
+    async def complete(self, request: CompletionRequest, wish: Parameters = PLAIN) -> AsyncGenerator[Chunk, None]:
+        async with (
+            self.lease(request.model, wish, request.keep_alive) as lease,
+            aclosing(self.complete_with(lease, request, wish)) as chunks,
+        ):
+            async for chunk in chunks:
+                yield chunk
+
+    async def complete_with(
+        self, lease: Lease, request: CompletionRequest, wish: Parameters
+    ) -> AsyncGenerator[Chunk, None]:
+        prompt = request.prompt
+        if request.suffix:
+            prompt = await insert.prompt(lease.model, lease.entry.name, _text(prompt), request.suffix)
+        async with lease.model.stream(prompt, **_options(lease.entry, request.options, wish)) as stream:
+            async for chunk in stream:
+                if chunk.completion is not None:
+                    record.current().complete(chunk.completion)
+                yield chunk
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        async with self.lease(request.model, PLAIN, request.keep_alive) as lease:
+            return await chat.count_tokens(lease.model, merged(lease.entry, request, PLAIN))
+
+    async def embed(self, request: EmbedRequest, wish: Parameters = PLAIN) -> Embedding:
+        async with self.lease(request.model, wish, request.keep_alive, embeddings=True) as lease:
+            inputs = request.inputs
+            if request.truncate:
+                inputs = tuple([await _cut(lease, each) for each in inputs])
+            embedding = await lease.model.embed(inputs) if inputs else Embedding(vectors=(), prompt_tokens=0)
+            record.current().prompt_tokens += embedding.prompt_tokens
+        if request.dimensions:
+            vectors = tuple(_shortened(vector, request.dimensions) for vector in embedding.vectors)
+            embedding = msgspec.structs.replace(embedding, vectors=vectors)
+        return embedding
+
+    # ---- models
+
+    async def models(self) -> list[ModelCard]:
+        return [self._card(entry) for entry in self.catalog.list()]
+
+    async def model(self, name: str) -> ModelCard:
+        return self._card(self.catalog.resolve(name))
+
+    async def find(self, name: str) -> Entry:
+        """Pulls what is not here when that is configured. Raises ModelNotFoundError."""
+        try:
+            return self.catalog.resolve(name)
+        except ModelNotFoundError:
+            if self._pull is None:
+                raise
+        await self._pull(name)
+        return self.catalog.resolve(name)
+
+    @asynccontextmanager
+    async def lease(
+        self, name: str, wish: Parameters, keep_alive: KeepAlive, *, embeddings: bool = False
+    ) -> AsyncGenerator[Lease, None]:
+        """The model, loaded, for the time of one request."""
+        keep_s = keepalive.parse(keep_alive)
+        entry = await self.find(name)
+        if entry.embedding and not embeddings:
+            raise UnsupportedError(f'"{name}" does not support generate', capability="completion")
+        own = translate(entry.parameters)
+        async with self.pool.lease(
+            entry, n_ctx=wish.n_ctx or own.n_ctx, hints=wish.load or own.load, keep_s=keep_s, embeddings=embeddings
+        ) as lease:
+            yield lease
+
+    async def load(self, name: str, wish: Parameters = PLAIN, keep_alive: KeepAlive = None) -> None:
+        """Only load."""
+        async with self.lease(name, wish, keep_alive, embeddings=(await self.find(name)).embedding):
+            pass
+
+    async def unload(self, name: str) -> None:
+        """As soon as it is idle. Raises ModelNotFoundError for a name that nobody knows."""
+        self.pool.keep_alive(self.catalog.resolve(name), 0.0)
+
+    def _card(self, entry: Entry) -> ModelCard:
+        created = datetime.fromisoformat(entry.modified_at).timestamp()
+        owner = entry.name.rpartition("/")[0] or "library"
+        return ModelCard(id=entry.name, created=int(created), owned_by=owner, n_ctx=self.pool.context(entry))
+
+
+def _options(entry: Entry, options: Mapping[str, Any], wish: Parameters) -> dict[str, Any]:
+    return wish.request | translate(entry.parameters).request | dict(options)
+
+
+def merged(entry: Entry, request: ChatRequest, wish: Parameters) -> ChatRequest:
+    """With what the model's manifest adds: its system message unless there is one, its messages, its parameters."""
+    before = tuple(msgspec.convert(message, Message) for message in entry.messages)
+    messages = before + request.messages
+    first = request.messages[0].role if request.messages else ""
+    if entry.system and first not in ("system", "developer"):
+        messages = (Message(role="system", content=entry.system), *messages)
+    return msgspec.structs.replace(
+        request,
+        messages=messages,
+        options=_options(entry, request.options, wish),
+        chat_template=request.chat_template or entry.template,
+    )
+
+
+def _text(prompt: str | tuple[int, ...]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    raise InvalidRequestError("a suffix needs a prompt of text, not of token ids", option="suffix")
+
+
+async def _cut(lease: Lease, text: str | tuple[int, ...]) -> str | tuple[int, ...]:
+    """At most as many tokens as the model can embed at once."""
+    limit = lease.n_ctx
+    if isinstance(text, str) and len(text.encode()) < limit - 2:  # a token has at least one byte
+        return text
+    tokens = await lease.model.tokenize(text) if isinstance(text, str) else list(text)
+    return text if len(tokens) <= limit else tuple(tokens[:limit])
+
+
+def _shortened(vector: tuple[float, ...], dimensions: int) -> tuple[float, ...]:
+    head = vector[:dimensions]
+    norm = math.sqrt(sum(value * value for value in head)) or 1.0
+    return tuple(value / norm for value in head)
