@@ -9,16 +9,21 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import msgspec
+
 from barrel_inference.chat import harmony, reasoning
-from barrel_inference.chat.messages import Message, conform
+from barrel_inference.chat.memory import Memory
+from barrel_inference.chat.messages import Message, conform, text_of
 from barrel_inference.chat.output import OutputParser, Parser, Shape, Thinking
 from barrel_inference.chat.profile import Profile, study
 from barrel_inference.chat.reasoning import Think
-from barrel_inference.chat.template import Template
+from barrel_inference.chat.template import Rendered, Template
 from barrel_inference.chat.tools import grammar, instructions
 from barrel_inference.chat.tools.syntax import Syntax, Tools, parameters
-from barrel_inference.errors import InvalidRequestError, UnsupportedError
+from barrel_inference.errors import InvalidRequestError, TemplateError, UnsupportedError
 from barrel_inference.types import Constraint
+
+_WORD = "zqanswer"  # stands for an answer in a trial rendering
 
 
 class Turn(NamedTuple):
@@ -46,6 +51,7 @@ class Prompt(NamedTuple):
     think_end: str | None
     shape: Shape
     tools: Tools
+    turn: Turn
 
     def parser(self) -> Parser:
         if self.think_end == harmony.THOUGHT_END:
@@ -67,6 +73,7 @@ class Dialogue:
         self._tool_call_markers = tool_call_markers
         self._thinking_markers = thinking_markers
         self._harmony = harmony.is_harmony(template.source)
+        self._memory = Memory()
 
     @cached_property
     def profile(self) -> Profile:
@@ -94,7 +101,7 @@ class Dialogue:
         if turn.think not in (None, False) and not self.can_think:
             raise UnsupportedError("this model does not think")
         tools = parameters(turn.tools)
-        rendered = self._render(turn)
+        rendered = self._replayed(turn, self._render(turn))
         tail, thinking = self._thought(turn, rendered.text)
         shape = self.profile.shape._replace(syntax=self._syntax if tools and turn.choice != "none" else None)
         return Prompt(
@@ -105,32 +112,62 @@ class Dialogue:
             think_end=self.profile.shape.thinking and self.profile.shape.thinking.close,
             shape=shape,
             tools=tools,
+            turn=turn,
         )
+
+    def remember(self, prompt: Prompt, answer: Mapping[str, Any], written: str) -> None:
+        """``answer``: the message that the client was given; ``written``: the text that the model wrote."""
+        if not prompt.turn.continue_final:
+            self._memory.remember(_setting(prompt.turn), [*prompt.turn.messages, answer], prompt.text + written)
 
     # ---- the prompt
 
-    def _render(self, turn: Turn) -> Any:
+    def _render(self, turn: Turn) -> Rendered:
+        return self.template.render(
+            self._messages(turn),
+            add_generation_prompt=not turn.continue_final,
+            continue_final_message=turn.continue_final,
+            **self._values(turn),
+        )
+
+    def _values(self, turn: Turn) -> dict[str, Any]:
         values = {**reasoning.switches(self.template.variables, turn.think), **turn.template}
         if turn.tools and "functions" in self.template.variables:  # FireFunction's own name for them
             values |= {"functions": json.dumps(list(turn.tools)), "datetime": ""}
-        return self.template.render(
-            self._messages(turn),
-            tools=self._described(turn.tools) if turn.tools and self.profile.form.native_definitions else None,
-            documents=list(turn.documents) or None,
-            add_generation_prompt=not turn.continue_final,
-            continue_final_message=turn.continue_final,
-            **values,
-        )
+        if turn.tools and self.profile.form.native_definitions:
+            values["tools"] = [_described(tool) for tool in turn.tools]
+        return values | {"documents": list(turn.documents) or None}
+
+    def _replayed(self, turn: Turn, rendered: Rendered) -> Rendered:
+        """With what is remembered in place of its rendering."""
+        known = None if turn.continue_final else self._memory.recall(_setting(turn), turn.messages)
+        tail = known and self._behind(turn, known.n_messages, rendered.text)
+        if known is None or not tail:
+            return rendered
+        text = known.text + tail
+        shift = len(text) - len(rendered.text)
+        begin = len(rendered.text) - len(tail)
+        earlier = [end for end in rendered.boundaries if end < begin and rendered.text[:end] == text[:end]]
+        later = [end + shift for end in rendered.boundaries if end >= begin]
+        return Rendered(text, (*earlier, *later))
+
+    def _behind(self, turn: Turn, count: int, text: str) -> str:
+        """What follows the answer that is message ``count``: found by putting a word in its place. Empty when the
+        template does not let it be seen."""
+        answer = {**turn.messages[count - 1], "content": _WORD, "tool_calls": None}
+        marked = turn._replace(messages=[*turn.messages[: count - 1], answer, *turn.messages[count:]])
+        try:
+            shown = self.template.text(self._messages(marked), add_generation_prompt=True, **self._values(turn))
+        except TemplateError:
+            return ""
+        _, found, tail = shown.rpartition(_WORD)
+        return tail if found and text.endswith(tail) else ""
 
     def _messages(self, turn: Turn) -> list[Message]:
         messages = [dict(message) for message in turn.messages]
         if turn.tools and not self.profile.form.native_definitions:
             messages = _instructed(messages, instructions.explain(turn.tools, self._syntax or instructions.SYNTAX))
         return conform(messages, self.profile.form)
-
-    def _described(self, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Some templates read the description of every tool and parameter without looking whether there is one."""
-        return [_described(tool) for tool in tools]
 
     def _thought(self, turn: Turn, text: str) -> tuple[str, bool]:
         """What to add to the prompt for its thinking, and whether it then ends inside a thought."""
@@ -189,21 +226,14 @@ class Dialogue:
             return Constraint(grammar=self._calls(wanted, turn.parallel and name is None), start_after=after)
         may_call = bool(tools) and turn.choice == "auto"
         if turn.constraint is not None:
-            form = _or_calls(turn.constraint, self._rules(tools, turn.parallel)) if may_call else turn.constraint
+            form = _or_calls(turn.constraint, self._calls(tools, turn.parallel)) if may_call else turn.constraint
             return self._headed(form, after)
         return self._lazy(tools, turn.parallel) if may_call else None
 
     def _calls(self, tools: Tools, parallel: bool) -> str:
         if self._harmony:
-            return f"start: {self._next()} ({harmony.calls_rule(tools)})\n"
+            return f"start: {json.dumps(harmony.NEXT)} ({harmony.calls_rule(tools)})\n"
         return grammar.calls(self._syntax or instructions.SYNTAX, tools, parallel=parallel)
-
-    def _rules(self, tools: Tools, parallel: bool) -> str:
-        return self._calls(tools, parallel)
-
-    @staticmethod
-    def _next() -> str:
-        return f"{json.dumps(harmony.NEXT)}"
 
     def _headed(self, constraint: Constraint, after: str | None) -> Constraint:
         """gpt-oss writes a header before its answer."""
@@ -222,8 +252,6 @@ class Dialogue:
 
 
 def _armed(constraint: Constraint, after: str | None) -> Constraint:
-    import msgspec
-
     return msgspec.structs.replace(constraint, start_after=after)
 
 
@@ -246,13 +274,16 @@ def _lark(constraint: Constraint) -> str:
 def _instructed(messages: list[Message], text: str) -> list[Message]:
     """With the text at the end of the system message at the head."""
     if messages and messages[0]["role"] in ("system", "developer"):
-        from barrel_inference.chat.messages import text_of
-
         return [{**messages[0], "content": f"{text_of(messages[0].get('content'))}\n\n{text}"}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
 
+def _setting(turn: Turn) -> Any:
+    return [list(turn.tools), list(turn.documents), dict(turn.template), turn.think]
+
+
 def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Some templates read the description of every tool and parameter without looking whether there is one."""
     function = dict(tool.get("function", tool))
     schema = dict(function.get("parameters") or {"type": "object", "properties": {}})
     schema.setdefault("properties", {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _ROLE_BLOCKS = """\
 {%%- for message in messages -%%}
 %s
@@ -49,14 +51,21 @@ TEMPLATES: dict[str, str] = {
 }
 
 
+_MARKS = (
+    ("chatml", "<|im_start|>", "<|im_end|>"),
+    ("llama3", "<|start_header_id|>", "<|eot_id|>"),
+    ("gemma", "<start_of_turn>", "<end_of_turn>"),
+)
+_GO = re.compile(r"\{\{-?\s*(?:\.[A-Z]|\$|(?:if|range|with|else|end)\b)")
+
+
 def pick(source: str | None, special_tokens: frozenset[str]) -> str:
-    """The template of a model: its own, or the name of the built-in whose markers its vocabulary holds."""
+    """The template of a model: its own, or the name of the built-in whose markers are among its special tokens."""
     if source:
         return source
-    if "<|im_start|>" in special_tokens:
-        return "chatml"
-    if "<|start_header_id|>" in special_tokens:
-        return "llama3"
-    if "<start_of_turn>" in special_tokens:
-        return "gemma"
-    return "plain"
+    return next((name for name, *marks in _MARKS if special_tokens.intersection(marks)), "plain")
+
+
+def is_go(source: str) -> bool:
+    """Whether a template is one of Ollama's, written in Go's template language."""
+    return _GO.search(source) is not None
