@@ -13,13 +13,13 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from barrel_inference.config import RegistryOpts
+from barrel_inference.config import RegistryOpts, RuntimeConfig
 from barrel_inference.errors import ModelNotFoundError, RegistryError
 from barrel_inference.registry import gguf
 from barrel_inference.registry.blobs import Blobs, hash_file, require_digest
@@ -57,6 +57,16 @@ class Registry:
         tree = Root(root or default_root())
         self._ground = Ground(tree, Blobs(tree), Store(tree), options or RegistryOpts())
         self._pulls: dict[tuple[str, str, bool], Feed] = {}
+
+    @classmethod
+    def configured(cls, config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -> Registry:
+        """As the configuration says; HF_TOKEN and HF_ENDPOINT count where it says nothing."""
+        options, endpoint = config.registry, config.registry.hf_endpoint
+        if endpoint == RegistryOpts().hf_endpoint:
+            endpoint = environ.get("HF_ENDPOINT") or endpoint
+        token = options.hf_token or environ.get("HF_TOKEN") or None
+        options = msgspec.structs.replace(options, hf_token=token, hf_endpoint=endpoint.rstrip("/"))
+        return cls(Path(config.model_cache_dir) if config.model_cache_dir else None, options)
 
     @property
     def root(self) -> Path:

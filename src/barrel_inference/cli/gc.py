@@ -1,0 +1,32 @@
+"""``barrel-inference gc``: give back the space of what nothing uses."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from barrel_inference.cli.installed import registry
+from barrel_inference.cli.report import Json, human_bytes, print_json
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(gc)
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove weights that no model, running pull or loaded model uses, and downloads long abandoned.
+
+    Example: barrel-inference gc --dry-run
+    """
+    removed = registry().gc(dry_run=dry_run)
+    freed = sum(item.freed_bytes for item in removed)
+    if json:
+        print_json({"removed": [item._asdict() for item in removed], "freed_bytes": freed, "dry_run": dry_run})
+        return
+    for item in removed:
+        typer.echo(f"{item.kind:<10} {human_bytes(item.freed_bytes):>10}  {item.name}")
+    typer.echo(f"{human_bytes(freed)} {'would be freed' if dry_run else 'freed'}")

@@ -1,0 +1,28 @@
+"""``barrel-inference rm``: forget models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from barrel_inference.cli.installed import registry
+from barrel_inference.cli.report import Json, print_json
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(rm)
+
+
+def rm(models: Annotated[list[str], typer.Argument(help="Installed models.")], json: Json = False) -> None:
+    """Remove names; the disk space comes back with gc, once no other name uses the weights.
+
+    Example: barrel-inference rm smollm2:135m && barrel-inference gc
+    """
+    installed = registry()
+    for name in models:
+        installed.remove(name)
+        if not json:
+            typer.echo(f"deleted '{name}'")
+    if json:
+        print_json({"deleted": models})

@@ -1,0 +1,103 @@
+"""``barrel-inference show``: everything about one model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from barrel_inference.cli.installed import registry
+from barrel_inference.cli.report import Json, human_bytes, print_json
+from barrel_inference.errors import ConfigError
+from barrel_inference.registry import Manifest, Registry
+from barrel_inference.registry.modelfile.parameters import format_parameter
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(show)
+
+
+def show(
+    model: Annotated[str, typer.Argument(help="An installed model.")],
+    modelfile: Annotated[bool, typer.Option("--modelfile", help="Only the Modelfile.")] = False,
+    parameters: Annotated[bool, typer.Option("--parameters", help="Only the parameters.")] = False,
+    template: Annotated[bool, typer.Option("--template", help="Only the template.")] = False,
+    system: Annotated[bool, typer.Option("--system", help="Only the system message.")] = False,
+    license: Annotated[bool, typer.Option("--license", help="Only the licence.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also metadata and tensors.")] = False,
+    json: Json = False,
+) -> None:
+    """What a model is: architecture, size, context, template, parameters.
+
+    Example: barrel-inference show smollm2:135m
+    """
+    models = registry()
+    manifest = models.resolve(model)
+    if sum((modelfile, parameters, template, system, license)) > 1:
+        raise ConfigError("only one of --modelfile, --parameters, --template, --system, --license", option="show")
+    if json:
+        print_json(_as_json(models, manifest, verbose))
+    elif modelfile:
+        typer.echo(models.modelfile(manifest), nl=False)
+    elif parameters:
+        typer.echo(parameter_lines(manifest.parameters))
+    elif template:
+        typer.echo(manifest.template or manifest.chat_template or "")
+    elif system:
+        typer.echo(manifest.system or "")
+    elif license:
+        typer.echo("\n".join(manifest.license))
+    else:
+        typer.echo(_text(models, manifest, verbose))
+
+
+def parameter_lines(parameters: dict[str, Any]) -> str:
+    """``name  value``, a line each; several of one name one below the other."""
+    lines = []
+    for name, value in parameters.items():
+        for item in value if isinstance(value, list) else [value]:
+            shown = f'"{item}"' if isinstance(item, str) else format_parameter(item)
+            lines.append(f"{name:<30} {shown}")
+    return "\n".join(lines)
+
+
+def _as_json(models: Registry, manifest: Manifest, verbose: bool) -> dict[str, Any]:
+    value: dict[str, Any] = msgspec.to_builtins(manifest) | {"capabilities": manifest.capabilities}
+    if verbose:
+        info = models.info(str(manifest.model_name))
+        value["metadata"] = info.metadata
+        value["tensors"] = [tensor._asdict() for tensor in info.tensors]
+    return value
+
+
+def _text(models: Registry, manifest: Manifest, verbose: bool) -> str:
+    facts = {
+        "architecture": manifest.architecture,
+        "parameters": manifest.parameter_size,
+        "context length": str(manifest.context_size),
+        "embedding length": str(manifest.embedding_length),
+        "quantization": manifest.quantization,
+        "size": human_bytes(manifest.total_bytes),
+        "digest": manifest.digest,
+        "from": manifest.spec,
+    }
+    parts = [_section("Model", [f"{name:<20} {value}" for name, value in facts.items()])]
+    parts.append(_section("Capabilities", list(manifest.capabilities)))
+    if manifest.projector:
+        parts.append(_section("Projector", [human_bytes(manifest.projector.size_bytes)]))
+    if manifest.parameters:
+        parts.append(_section("Parameters", parameter_lines(manifest.parameters).splitlines()))
+    for title, text in (("System", manifest.system or ""), ("License", "\n".join(manifest.license))):
+        lines = text.splitlines()
+        if lines:
+            parts.append(_section(title, lines[:2] + (["…"] if len(lines) > 2 else [])))
+    if verbose:
+        info = models.info(str(manifest.model_name))
+        parts.append(_section("Metadata", [f"{key:<44} {str(value)[:60]!r}" for key, value in info.metadata.items()]))
+        parts.append(_section("Tensors", [f"{t.name:<40} {t.type:<8} {list(t.shape)}" for t in info.tensors]))
+    return "\n\n".join(parts)
+
+
+def _section(title: str, lines: list[str]) -> str:
+    return "\n".join([f"  {title}", *(f"    {line}" for line in lines)])
