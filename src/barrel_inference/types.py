@@ -48,7 +48,12 @@ class Sampling(Value, frozen=True):
     dry_base: Positive = 1.75
     dry_allowed_length: Annotated[int, Meta(ge=0, lt=2**31)] = 2
     dry_last_n: Annotated[int, Meta(ge=-1, lt=2**31)] = -1
-    dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    dry_breakers: Annotated[tuple[Annotated[str, Meta(max_length=40)], ...], Meta(max_length=16)] = (
+        "\n",
+        ":",
+        '"',
+        "*",
+    )
     xtc_probability: Fraction = 0.0
     xtc_threshold: Fraction = 0.1
     logit_bias: dict[int, float] = {}

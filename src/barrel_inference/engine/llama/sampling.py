@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from barrel_inference.engine.llama.binding import lib
+from barrel_inference.errors import DecodeError
 from barrel_inference.types import Sampling
 
 _MASK64 = (1 << 64) - 1
@@ -84,8 +85,13 @@ class LlamaSampler:
             self._add_truncation()
 
     def sample(self, logits: NDArray[np.float32], index: int) -> int:
-        if self._plain:
-            return int(logits.argmax())
+        """DecodeError when there is nothing to choose from."""
+        token = int(logits.argmax()) if self._plain else self._choose(logits, index)
+        if not logits[token] > -np.inf:  # nor is NaN
+            raise DecodeError("no token has a probability: all are forbidden, or the model's logits are not numbers")
+        return token
+
+    def _choose(self, logits: NDArray[np.float32], index: int) -> int:
         candidates = self._candidates
         candidates.fill(logits)
         lib.llama_sampler_apply(self._filters, candidates.reference)
@@ -126,7 +132,7 @@ class LlamaSampler:
             self._add(lib.llama_sampler_init_logit_bias(n_vocab, len(bias), entries))
             self._biased = True
         if s.repeat_last_n and (s.repeat_penalty != 1.0 or s.presence_penalty or s.frequency_penalty):
-            last_n = n_ctx if s.repeat_last_n < 0 else s.repeat_last_n
+            last_n = _window(s.repeat_last_n, n_ctx)
             self._add(
                 lib.llama_sampler_init_penalties(
                     n_vocab, last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
@@ -134,8 +140,10 @@ class LlamaSampler:
             )
             self._remembers = True
         if s.dry_multiplier > 0 and s.dry_last_n and vocabulary.pointer:
-            last_n = n_ctx if s.dry_last_n < 0 else s.dry_last_n
-            breakers = (ctypes.c_char_p * len(s.dry_breakers))(*(text.encode() for text in s.dry_breakers))
+            last_n = _window(s.dry_last_n, n_ctx)
+            breakers = (ctypes.c_char_p * len(s.dry_breakers))(
+                *(text.encode(errors="replace") for text in s.dry_breakers)
+            )
             self._add(
                 lib.llama_sampler_init_dry(
                     vocabulary.pointer,
@@ -169,6 +177,11 @@ class LlamaSampler:
             self._add(lib.llama_sampler_init_top_p(s.top_p, 1))
         if s.min_p > 0:
             self._add(lib.llama_sampler_init_min_p(s.min_p, 1))
+
+
+def _window(last_n: int, n_ctx: int) -> int:
+    """llama.cpp allocates what it is told, and no history is longer than the context."""
+    return n_ctx if last_n < 0 else min(last_n, n_ctx)
 
 
 def _apply_once(sampler: Any, candidates: Candidates) -> None:

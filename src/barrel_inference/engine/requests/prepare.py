@@ -5,6 +5,7 @@ All that can be wrong with a request itself is found here, before it costs the o
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from typing import NamedTuple
@@ -78,6 +79,8 @@ class Preparer:
         if info.embeddings or not info.has_memory:
             raise UnsupportedError("this model was loaded for embeddings: it does not generate")
         self._check_ids(list(request.sampling.logit_bias))
+        if not all(bias < math.inf for bias in request.sampling.logit_bias.values()):  # nor is NaN
+            raise InvalidRequestError("each logit_bias must be a number, or -inf to forbid the token")
 
     def _check_ids(self, tokens: list[int]) -> None:
         n_vocab = self._backend.info.n_vocab
