@@ -126,6 +126,7 @@ class Tiers:
         self._started.clear()
         if self._private is not None:
             self._private.remove()
+            self._private = None
 
     def _tmpfs(self) -> Path:
         if self._config.ram_dir is not None:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -32,6 +32,7 @@ from barrel_inference.server.models.keepalive import Timers
 from barrel_inference.server.models.pool import Pool
 from barrel_inference.server.models.registered import Registered
 from barrel_inference.server.models.slot import Runtime as SlotRuntime
+from barrel_inference.server.models.slot import free
 from barrel_inference.server.native import wire
 from barrel_inference.server.native.housekeeping import Housekeeping
 from barrel_inference.server.native.models import Asking
@@ -64,10 +65,17 @@ class Server:
         options = config.server
         self._options = options
         self._registry = registry
-        catalog: Catalog = Configured(options.models, None if registry is None else Registered(registry))
-        clock = asyncio.get_running_loop() if timers is None else timers
-        max_context = config.registry.max_context_size
-        self.pool = Pool(runtime, options, max_context, PsutilMemory() if memory is None else memory, clock)
+        installed = None if registry is None else Registered(registry)
+        catalog: Catalog = Configured(options.models, installed)
+        self.pool = Pool(
+            runtime,
+            options,
+            memory=PsutilMemory() if memory is None else memory,
+            timers=asyncio.get_running_loop() if timers is None else timers,
+            max_context=config.registry.max_context_size,
+            defaults=_save_tier(config),
+            hold=free if installed is None else installed.hold,
+        )
         pull = self._pull if options.auto_pull and registry is not None else None
         self.service = ModelService(catalog, self.pool, options, pull)
         self.metrics = Metrics(self._samples)
@@ -166,6 +174,11 @@ class Server:
             yield gauge("worker_resident_bytes", "Memory of the worker process", info.resident_bytes)
             yield gauge("worker_restarts", "Deaths of the worker process", info.restarts)
             yield gauge("sequences_free", "Sequences without a request", info.sequences_free)
+
+
+def _save_tier(config: RuntimeConfig) -> dict[str, Any]:
+    """Load options: what is read is kept in the first tier of the configuration, so that it outlives the server."""
+    return {"tier": config.tiers[0].kind, "tier_srv": config.tiers[0].name} if config.tiers else {}
 
 
 def log_line(entry: Record) -> str:

@@ -23,7 +23,7 @@ from barrel_inference.server.models.admission import Gate
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.keepalive import FOREVER, Timers
 from barrel_inference.server.models.parameters import merge
-from barrel_inference.server.models.slot import NO_HINTS, Runtime, Slot
+from barrel_inference.server.models.slot import NO_HINTS, Hold, Runtime, Slot, free
 from barrel_inference.worker.memory import MemoryReader
 
 
@@ -37,14 +37,25 @@ class Lease(NamedTuple):
 
 
 class Pool:
-    """``max_context``: no request gets more, whatever it asks for."""
+    """``max_context``: no request gets more, whatever it asks for. ``defaults``: load options below those of a model.
+    ``hold(entry)`` is entered while a model is loaded."""
 
     def __init__(
-        self, runtime: Runtime, options: ServerOptions, max_context: int, memory: MemoryReader, timers: Timers
+        self,
+        runtime: Runtime,
+        options: ServerOptions,
+        *,
+        memory: MemoryReader,
+        timers: Timers,
+        max_context: int,
+        defaults: Mapping[str, Any] = NO_HINTS,
+        hold: Hold = free,
     ) -> None:
         self._runtime = runtime
         self._options = options
         self._max_context = max_context
+        self._defaults = defaults
+        self._hold = hold
         self._memory = memory
         self._timers = timers
         self._slots: dict[str, Slot] = {}
@@ -141,7 +152,7 @@ class Pool:
         if embeddings:
             context["embeddings"] = True
         where = {} if entry.path is None else {"model_path": entry.path}
-        options = merge({"context_opts": context, **where}, entry.load)
+        options = merge({**self._defaults, "context_opts": context, **where}, entry.load)
         options["context_opts"].pop("n_ctx", None)
         return options
 
@@ -159,6 +170,7 @@ class Pool:
             gate=Gate(options["context_opts"]["n_seq_max"], options_of.max_queue, options_of.queue_timeout_s),
             keep_s=FOREVER if keep_ms < 0 else keep_ms / 1000,
             make_room=self._make_room,
+            hold=self._hold,
         )
 
     def _of(self, entry: Entry) -> list[Slot]:

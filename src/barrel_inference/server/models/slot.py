@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from typing import Any, Protocol
 
 from barrel_inference.aio import AsyncModel
@@ -32,9 +32,17 @@ class Runtime(Protocol):
     async def unload(self, model_id: str, *, drain_s: float = 0.0) -> None: ...
 
 
+Hold = Callable[[Entry], AbstractContextManager[None]]
+
+
+def free(entry: Entry) -> AbstractContextManager[None]:
+    """Holds nothing."""
+    return nullcontext()
+
+
 class Slot:
     """``make_room(slot, n_ctx)`` is awaited before each load and may refuse it. ``load`` are the options of load_model
-    without n_ctx."""
+    without n_ctx. ``hold`` keeps the model's files from being collected."""
 
     def __init__(
         self,
@@ -47,6 +55,7 @@ class Slot:
         gate: Gate,
         keep_s: float,
         make_room: Callable[[Slot, int], Awaitable[None]],
+        hold: Hold = free,
     ) -> None:
         self.id = model_id
         self.entry = entry
@@ -60,6 +69,8 @@ class Slot:
         self._runtime = runtime
         self._timers = timers
         self._make_room = make_room
+        self._hold = hold
+        self._held = ExitStack()
         self._using = 0
         self._unused = asyncio.Event()
         self._unused.set()
@@ -126,9 +137,10 @@ class Slot:
         await self._make_room(self, n_ctx)
         started = self._timers.time()
         try:
+            self._held.enter_context(self._hold(self.entry))
             self.model = await self._runtime.load_model(self.id, **self._options(n_ctx, hints))
         except BaseException:
-            self.bytes = 0
+            self._let_go()
             raise
         self.n_ctx = n_ctx
         self.load_s = self._timers.time() - started
@@ -150,4 +162,9 @@ class Slot:
             await self._runtime.unload(self.id)
         except BarrelError as error:
             _log.warning("model %s was not unloaded in order: %s", self.id, error)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         self.bytes = 0
+        self._held.close()

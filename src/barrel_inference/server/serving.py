@@ -1,0 +1,131 @@
+"""Listening: uvicorn with our limits below it, and an end in which what runs is let finish and then told why not.
+
+Owns the runtime, the registry and the application for the time of ``serve``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import uvicorn
+
+from barrel_inference.aio import AsyncRuntime
+from barrel_inference.config import RuntimeConfig, ServerOptions
+from barrel_inference.errors import ConfigError
+from barrel_inference.registry import Registry
+from barrel_inference.server.app import Server
+from barrel_inference.server.http import auth
+from barrel_inference.server.http.protocol import guarded
+
+BACKLOG = 2048
+IDLE_CONNECTION_S = 75
+LAST_WORDS_S = 10.0  # for the answers of requests that the end of the runtime has cut short
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(config: RuntimeConfig, *, listening: Callable[[str], None] = lambda url: None) -> None:
+    """Until a signal. ``listening`` hears the URL once connections are accepted. Raises ConfigError."""
+    check_exposure(config.server)
+    _raise_open_files()
+    bound = bind(config.server)
+    runtime = AsyncRuntime(config)
+    await runtime.start()
+    try:
+        root = None if config.model_cache_dir is None else Path(config.model_cache_dir)
+        server = Server(config, runtime, Registry(root, config.registry))
+        await Listener(config.server, server, runtime, listening).serve(sockets=[bound])
+    finally:
+        await runtime.close()
+
+
+def check_exposure(options: ServerOptions) -> None:
+    """Nobody listens to the network without keys by accident."""
+    if auth.is_loopback(options.host) or options.api_keys or options.insecure_no_auth:
+        return
+    raise ConfigError(
+        f"host={options.host!r} can be reached by others: set api_keys, or --insecure-no-auth if that is meant",
+        option="server.host",
+        value=options.host,
+    )
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """Before anything is started, so that a port in use is one line and not a traceback."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host.strip("[]"), options.port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"cannot listen on {options.host}:{options.port}: {reason.lower()}", option="server.port"
+        ) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Listener(uvicorn.Server):
+    def __init__(
+        self,
+        options: ServerOptions,
+        server: Server,
+        runtime: AsyncRuntime,
+        listening: Callable[[str], None] = lambda url: None,
+    ) -> None:
+        protocol = guarded(max_header_bytes=options.max_header_bytes, head_timeout_s=options.read_timeout_s)
+        super().__init__(
+            uvicorn.Config(
+                server.asgi,
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                limit_concurrency=options.max_connections or None,
+                timeout_keep_alive=IDLE_CONNECTION_S,
+                timeout_graceful_shutdown=int(options.drain_s + LAST_WORDS_S),
+            )
+        )
+        self._server = server
+        self._runtime = runtime
+        self._listening = listening
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            self._listening(url_of(listener))
+        self._tasks.append(asyncio.create_task(self._server.start()))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain; then the runtime ends, and with it what still runs, each with a typed error; then the connections."""
+        self._tasks.append(asyncio.create_task(self._end()))
+        await super().shutdown(sockets)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _end(self) -> None:
+        self._tasks[0].cancel()  # a preload
+        await self._server.close()
+        await self._runtime.close()
+
+
+def _raise_open_files() -> None:
+    """Each client is a file, and the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))
