@@ -323,3 +323,26 @@ def test_what_was_not_saved_gets_another_chance_when_its_sequence_is_recycled() 
     bench.complete(tokens(50, seed=2), max_tokens=5)
     assert bench.store.plans["evict"] == 1
     assert bench.complete(HEAD, max_tokens=5).cache.kind == "exact"
+
+
+def test_who_reads_is_not_passed_by_for_ever() -> None:
+    bench = Bench(n_seq_max=1, store=True)
+    bench.store.saved.append(HEAD)
+    bench.submit("busy", tokens(10, seed=4), max_tokens=10)
+    bench.step()
+    generation = bench.prepare("reads", [*HEAD, 1, *tokens(100, seed=6)], max_tokens=2)
+    bench.engine.submit(generation)
+    bench.store.are_ready = False
+    for i in range(5):
+        bench.submit(str(i), tokens(10, seed=10 + i), max_tokens=4)
+    plans = []
+    for _ in range(20):
+        bench.step()
+        plans.append(generation.plan)
+    assert len({id(plan) for plan in plans}) <= 2  # what it found on arrival, and once more
+    assert generation.plan
+    generation.plan.ready = True  # type: ignore[misc]
+    bench.run()
+    started = [request_id for request_id, result in bench.results.items() if result.start is not None]
+    assert started.index("reads") < 6
+    assert bench.results["reads"].done.cache.restored_tokens == 1000

@@ -35,7 +35,7 @@ class Admission:
         """Start whoever can be started (only ``alone``, when given); returns them, with their prefix in place."""
         if not any(s.is_idle for s in self._sequences):
             for generation in self.waiting:
-                generation.is_stale = True
+                generation.is_stale = not generation.has_looked_again
             return []
         candidates = [g for g in self.waiting if alone is None or g is alone]
         return [generation for generation in candidates if self._try_to_start(generation)]
@@ -85,7 +85,7 @@ class Admission:
 
     def _is_held(self, generation: Generation) -> bool:
         if not self._free(generation):
-            generation.is_stale = True
+            generation.is_stale = not generation.has_looked_again
             return True
         if generation.plan and not generation.plan.ready:
             return True
@@ -132,7 +132,7 @@ class Admission:
         """The store may hold more than when the request arrived."""
         if not generation.is_stale:
             return
-        generation.is_stale = False
+        generation.is_stale, generation.has_looked_again = False, True
         if generation.plan:
             if generation.plan.length + BLOCK_TOKENS > generation.n_prompt:
                 return

@@ -92,6 +92,7 @@ class Generation:
 
     awaits: tuple[Generation, int] | None = None  # lets another read their common prefix, which ends there
     is_stale: bool = False  # look again in the store before starting: it may hold more by now
+    has_looked_again: bool = False  # once is enough: others take the free sequence while it reads
     alone_until: int | None = None  # suspected of a failure: runs alone until it has passed this position
     replays: int = 0
 
