@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from barrel_inference.config import ContextOpts, LoadOptions
 from barrel_inference.engine import sequence as resident
-from barrel_inference.engine.backend import Backend, BackendInfo, DecodeStatus, Slice
+from barrel_inference.engine.backend import Backend, BackendInfo, DecodeStatus, Slice, WeightsInMemory
 from barrel_inference.engine.engine import Engine
 from barrel_inference.engine.kvstore import KVStore, NoCheckpoints, NoPlan, Plan, SaveReason
 from barrel_inference.engine.requests.generation import Generation, LogitMask
@@ -169,6 +169,12 @@ class FakeBackend:
 
     def state_write(self, seq: int, blob: memoryview, *, partial: bool) -> bool:
         return False
+
+    def pin_touched_weights(self) -> None:
+        pass
+
+    def weights_in_memory(self) -> WeightsInMemory:
+        return WeightsInMemory(0, ())
 
     def close(self) -> None:
         pass
