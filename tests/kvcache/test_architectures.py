@@ -32,7 +32,11 @@ def loaded(arch: Arch, path: Path, *, flash_attn: bool, type_kv: str = "f16", **
         tiers=(spec(path),),
         save_tier="disk",
         policy=Policy(**policy),
-        context_opts=ContextOpts(n_ctx=1024, flash_attn=flash_attn, type_k=type_kv, type_v=type_kv),
+        # One thread: with more, one-row attention splits the cells among them, and the order of summation depends on
+        # where in memory a window happens to lie.
+        context_opts=ContextOpts(
+            n_ctx=1024, flash_attn=flash_attn, type_k=type_kv, type_v=type_kv, n_threads=1, n_threads_batch=1
+        ),
     )
     backend = LlamaBackend(options)
     checkpoints = open_on(backend, options)
@@ -54,12 +58,16 @@ def decode(one: Runner, start: int, stop: int) -> list[NDArray[np.float32]]:
     return logits
 
 
-def unbroken(one: Runner, at: int, stop: int) -> list[NDArray[np.float32]]:
-    """As ``decode`` from ``at``, after a prefill of what is before it."""
+def prefill(one: Runner, at: int) -> None:
     one.backend.seq_remove(0, 0, -1)
     edges = [*range(0, at, CHUNK), at]
     for first, last in itertools.pairwise(edges):
         one.backend.decode([Slice(0, first, tuple(TOKENS[first:last]), want_logits=False)], None)
+
+
+def unbroken(one: Runner, at: int, stop: int) -> list[NDArray[np.float32]]:
+    """As ``decode`` from ``at``, after a prefill of what is before it."""
+    prefill(one, at)
     logits = decode(one, at, stop)
     one.backend.seq_remove(0, 0, -1)
     return logits
@@ -87,16 +95,22 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path: Path, arch: Arch, flash_att
 
 
 @pytest.mark.parametrize("flash_attn", [True, False])
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_a_resume_inside_a_block(tmp_path: Path, arch: Arch, flash_attn: bool) -> None:
-    with loaded(arch, tmp_path, flash_attn=flash_attn) as one:
+def test_a_resume_inside_a_block(tmp_path: Path, flash_attn: bool) -> None:
+    """As if the saved sequence had been cut there."""
+    with loaded("llama", tmp_path, flash_attn=flash_attn) as one:
         one.run(TOKENS[:500])
         for at in (100, 300, 499):
-            warm, cold = resumed(one, at, 600), unbroken(one, at, 600)
-            if arch == "llama" or not flash_attn:
-                assert equal(warm, cold), at
-            else:
-                assert max(np.abs(x - y).max() for x, y in zip(warm, cold, strict=True)) < 1e-2, at
+            prefill(one, 500)
+            assert one.backend.seq_remove(0, at, -1)
+            cut = decode(one, at, 600)
+            assert equal(resumed(one, at, 600), cut), at
+
+
+def test_a_resume_inside_a_block_with_a_window(tmp_path: Path) -> None:
+    with loaded("gemma3", tmp_path, flash_attn=False) as one:
+        one.run(TOKENS[:500])
+        for at in (100, 300, 499):
+            assert equal(resumed(one, at, 600), unbroken(one, at, 600)), at
 
 
 @pytest.mark.parametrize("flash_attn", [True, False])

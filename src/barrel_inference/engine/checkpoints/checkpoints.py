@@ -22,7 +22,6 @@ from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.writer import Writer
 from barrel_inference.types import CacheLookup, Exactness
 
-
 COUNTERS = (
     "lookups",
     "misses",
@@ -109,6 +108,7 @@ class StoredCheckpoints(Checkpoints):
         self._store, self._layout, self._policy, self._exact = store, layout, policy, exact
         self._restorer, self._reader = restorer, reader
         self._saver, self._writer = saver, writer
+        self._residents: dict[int, resident.Sequence] = {}  # read by other threads, as a hint
 
     @property
     def counters(self) -> dict[str, float]:
@@ -135,7 +135,15 @@ class StoredCheckpoints(Checkpoints):
         if parent_key is not None:
             self._wait_for(parent_key, self._policy.session_resume_wait_ms / 1000)
         is_cold = (exact or self._exact) == "cold"
-        return self._restorer.find(tokens, salt=salt, cold=is_cold, cuts=cuts, free_from=free_from, at_least=at_least)
+        return self._restorer.find(
+            tokens,
+            salt=salt,
+            cold=is_cold,
+            cuts=cuts,
+            free_from=free_from,
+            at_least=at_least,
+            is_resident=self._is_resident,
+        )
 
     def release(self, plan: Plan) -> None:
         if isinstance(plan, StoredPlan):
@@ -150,6 +158,7 @@ class StoredCheckpoints(Checkpoints):
         return tuple(at for at in state_stops(self._policy, n_prompt, boundaries) if at > start)
 
     def after_step(self, sequence: resident.Sequence) -> None:
+        self._residents[sequence.seq] = sequence
         if sequence.cost_us_per_token:
             self._restorer.prefill_s = sequence.cost_us_per_token / 1e6
         if self._saver is not None:
@@ -182,6 +191,13 @@ class StoredCheckpoints(Checkpoints):
         if self._writer is not None:
             self._writer.close()
         self._reader.close()
+
+    def _is_resident(self, plan: StoredPlan) -> bool:
+        n = plan.length
+        return any(
+            sequence.salt == plan.salt and tuple(sequence.tokens[:n]) == plan.tokens[:n]
+            for sequence in list(self._residents.values())
+        )
 
     def _wait_for(self, key: str, wait_s: float) -> None:
         if self._writer is not None:

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 4  # each failed one gives up at least one bad object
 
 Touched = Callable[[str, tuple[str, ...]], None]
+IsResident = Callable[["StoredPlan"], bool]
 
 
 @dataclass(eq=False)
@@ -86,7 +87,10 @@ class Restorer:
         cuts: Collection[int] | None,
         free_from: int,
         at_least: int,
+        is_resident: IsResident = lambda plan: False,
     ) -> StoredPlan:
+        """``is_resident``: a sequence of the context holds as much, so that the plan will hardly be restored; then
+        nothing is read ahead."""
         tokens = tuple(tokens)
         chunk = min(SOLO_CHUNK, self._backend.info.n_batch)
         limit = _limit(len(tokens), chunk, cold, cuts, free_from)
@@ -94,7 +98,7 @@ class Restorer:
         self._locate(plan)
         self.counters["lookups"] += 1
         if plan.length:
-            plan.reading = self._reader.start(plan.found)
+            plan.reading = None if is_resident(plan) else self._reader.start(plan.found)
             self._tell(plan.found)
         else:
             self.counters["misses"] += 1
