@@ -6,7 +6,7 @@ A dialect translates its own wire types to these and these back to its own; the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -110,9 +110,9 @@ class Service(Protocol):
     """What the dialects need. Everything raises BarrelError; of the iterators that happens before the first event
     whenever the request itself is at fault. Closing an iterator stops the work."""
 
-    def chat(self, request: ChatRequest) -> AsyncIterator[Event]: ...
+    def chat(self, request: ChatRequest) -> AsyncGenerator[Event, None]: ...
 
-    def complete(self, request: CompletionRequest) -> AsyncIterator[Chunk]: ...
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]: ...
 
     async def embed(self, request: EmbedRequest) -> Embedding: ...
 

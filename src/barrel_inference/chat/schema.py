@@ -1,0 +1,209 @@
+"""JSON schemas to constraints on the output: what can be enforced is, what cannot is refused by name. Pure.
+
+The grammar engine handles nearly every schema in use; here is what it does not know about, said in a way it does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from barrel_inference.errors import SchemaError
+from barrel_inference.types import Constraint
+
+MAX_SCHEMA_CHARS = 1 << 20
+MAX_DEPTH = 64
+_LARGEST = 2**53 - 1  # whole numbers beyond are not exact in JSON
+
+_ANNOTATIONS = frozenset(
+    {
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "$comment",
+        "contentEncoding",
+        "contentMediaType",
+        "nullable",
+        "discriminator",
+        "xml",
+        "externalDocs",
+        "markdownDescription",
+    }
+)
+_NEVER = frozenset(
+    {
+        "not",
+        "if",
+        "then",
+        "else",
+        "contains",
+        "minContains",
+        "maxContains",
+        "uniqueItems",
+        "propertyNames",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "contentSchema",
+        "$dynamicRef",
+        "$dynamicAnchor",
+        "$recursiveRef",
+    }
+)
+# In use as hints; they restrict no text.
+_LOOSE_FORMATS = frozenset(
+    {
+        "binary",
+        "byte",
+        "password",
+        "path",
+        "file-path",
+        "directory-path",
+        "int32",
+        "int64",
+        "uint32",
+        "uint64",
+        "float",
+        "double",
+        "decimal",
+        "json-string",
+        "multi-host-uri",
+        "uuid4",
+        "url",
+        "string",
+    }
+)
+_TRIVIAL: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "not": (False,),
+}
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "additionalItems")
+
+
+def constraint(schema: Mapping[str, Any] | bool) -> Constraint:
+    """Raises SchemaError naming what cannot be enforced."""
+    return Constraint(json_schema=json.dumps(usable(schema), ensure_ascii=False))
+
+
+def any_object() -> Constraint:
+    """What "json_object" asks for."""
+    return Constraint(json_schema='{"type": "object"}')
+
+
+def usable(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
+    """The schema as the grammar engine takes it, allowing nothing that the original does not."""
+    if schema is False:
+        raise SchemaError("the schema false allows nothing")
+    if schema is True:
+        return {}
+    if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
+        raise SchemaError(f"the schema is longer than {MAX_SCHEMA_CHARS} characters")
+    root = _rewritten(schema, "#", 0)
+    return _without_self_reference(root)
+
+
+def _rewritten(schema: Any, where: str, depth: int) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    if depth > MAX_DEPTH:
+        raise SchemaError(f"the schema is nested deeper than {MAX_DEPTH} levels")
+    result = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
+    for rewrite in (_no_trivial_keywords, _names_as_patterns, _within_exact_numbers):
+        result = rewrite(result)
+    _refuse_unknown(result, where)
+    return dict(_children(result, lambda key, value: _rewritten(value, f"{where}/{key}", depth + 1)))
+
+
+def _children(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, Mapping):
+            yield key, {name: change(f"{key}/{name}", each) for name, each in value.items()}
+        elif key in _LISTS and isinstance(value, list):
+            yield key, [change(f"{key}/{index}", each) for index, each in enumerate(value)]
+        elif key in _SINGLE:
+            yield key, change(key, value)
+        else:
+            yield key, value
+
+
+def _refuse_unknown(schema: Mapping[str, Any], where: str) -> None:
+    for key in schema:
+        if key in _NEVER:
+            raise SchemaError(f"the JSON schema keyword {key!r} (at {where}) cannot be enforced", keyword=key)
+
+
+def _no_trivial_keywords(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without what restricts nothing."""
+    kept = {key: value for key, value in schema.items() if value not in _TRIVIAL.get(key, ())}
+    if kept.get("format") in _LOOSE_FORMATS:
+        del kept["format"]
+    return kept
+
+
+def _names_as_patterns(schema: dict[str, Any]) -> dict[str, Any]:
+    """``propertyNames``: nothing when any name will do, else a pattern for the properties that are not listed."""
+    names = schema.get("propertyNames")
+    if names is None:
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "propertyNames"}
+    if names is True or (isinstance(names, Mapping) and not names.keys() - _ANNOTATIONS - {"type"}):
+        return rest
+    if (
+        not isinstance(names, Mapping)
+        or names.keys() - _ANNOTATIONS - {"type", "pattern", "enum"}
+        or "patternProperties" in rest
+    ):
+        return schema
+    others = rest.pop("additionalProperties", True)
+    if "enum" in names:
+        known = rest.get("properties") or {}
+        rest["properties"] = known | {str(name): others for name in names["enum"] if name not in known}
+    else:
+        rest["patternProperties"] = {names["pattern"]: others}
+    return rest | {"type": "object", "additionalProperties": False}
+
+
+def _within_exact_numbers(schema: dict[str, Any]) -> dict[str, Any]:
+    result = dict(schema)
+    for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+        bound = result.get(key)
+        if isinstance(bound, int | float) and not isinstance(bound, bool) and abs(bound) > _LARGEST:
+            result[key] = _LARGEST if bound > 0 else -_LARGEST
+    return result
+
+
+def _without_self_reference(schema: dict[str, Any]) -> dict[str, Any]:
+    """``{"$ref": "#"}`` as a reference to a definition."""
+    if not _refers_to_root(schema):
+        return schema
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    root = {key: value for key, value in schema.items() if key not in shared}
+    definitions = {**shared.get("$defs", {}), "the_root": root}
+    renamed: dict[str, Any] = _renamed({**shared, "$defs": definitions, "$ref": "#/$defs/the_root"})
+    return renamed
+
+
+def _refers_to_root(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return value.get("$ref") == "#" or any(map(_refers_to_root, value.values()))
+    return isinstance(value, list) and any(map(_refers_to_root, value))
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: "#/$defs/the_root" if key == "$ref" and each == "#" else _renamed(each) for key, each in value.items()
+        }
+    return [_renamed(each) for each in value] if isinstance(value, list) else value

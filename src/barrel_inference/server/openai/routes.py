@@ -1,0 +1,151 @@
+"""The ``/v1`` routes of OpenAI. Owns nothing; the store of responses belongs to ``responses``."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from barrel_inference.server.http.operation import Operation, read
+from barrel_inference.server.http.streaming import JSON, SSE, Answer, Stream, sse
+from barrel_inference.server.neutral import Service
+from barrel_inference.server.openai import completions, translate, wire
+from barrel_inference.server.openai.chunks import Writer
+from barrel_inference.server.openai.failure import failure, last_words
+
+DONE = sse(b"[DONE]")
+
+
+def routes(service: Service, *, keep_alive: bool = False) -> list[Operation]:
+    """``keep_alive``: whether the field of that name in a body has an effect (it is always accepted)."""
+    return OpenAI(service, keep_alive).operations()
+
+
+class OpenAI:
+    def __init__(self, service: Service, keep_alive: bool) -> None:
+        self._service = service
+        self._keep_alive = keep_alive
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation(
+                "POST",
+                "/v1/chat/completions",
+                self.chat,
+                failure,
+                "Answer a conversation",
+                request=wire.ChatCompletionRequest,
+                response=wire.ChatCompletion,
+                stream=wire.ChatCompletionChunk,
+            ),
+            Operation(
+                "POST",
+                "/v1/completions",
+                self.complete,
+                failure,
+                "Continue a text",
+                request=wire.CompletionRequest,
+                response=wire.Completion,
+                stream=wire.Completion,
+            ),
+            Operation(
+                "POST",
+                "/v1/embeddings",
+                self.embed,
+                failure,
+                "Embed texts",
+                request=wire.EmbeddingRequest,
+                response=wire.Embeddings,
+            ),
+            Operation("GET", "/v1/models", self.models, failure, "List the models", response=wire.Models),
+            Operation("GET", "/v1/models/{model:path}", self.model, failure, "Describe a model", response=wire.Model),
+        ]
+
+    async def chat(self, request: Request) -> Response:
+        body = await read(request, wire.ChatCompletionRequest)
+        asked = translate.chat(body, keep_alive=self._keep_alive)
+        writer = Writer(
+            body.model,
+            logprobs=bool(body.logprobs),
+            usage=bool(body.stream_options and body.stream_options.include_usage),
+            functions=bool(body.functions and not body.tools),
+        )
+
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            async with aclosing(self._service.chat(asked)) as events:
+                async for event in events:
+                    for chunk in writer.chunks(event):
+                        yield sse(msgspec.json.encode(chunk))
+            if (last := writer.last_chunk()) is not None:
+                yield sse(msgspec.json.encode(last))
+            yield DONE
+
+        async def whole() -> bytes:
+            async with aclosing(self._service.chat(asked)) as events:
+                return msgspec.json.encode(writer.whole([event async for event in events]))
+
+        return self._answered(body, chunks, whole)
+
+    async def complete(self, request: Request) -> Response:
+        body = await read(request, wire.CompletionRequest)
+        writer = completions.Writer(body)
+
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            async with aclosing(completions.generate(self._service, body, self._keep_alive)) as pieces:
+                async for piece in pieces:
+                    yield sse(msgspec.json.encode(writer.chunk(piece)))
+            if (last := writer.last_chunk()) is not None:
+                yield sse(msgspec.json.encode(last))
+            yield DONE
+
+        async def whole() -> bytes:
+            async with aclosing(completions.generate(self._service, body, self._keep_alive)) as pieces:
+                return msgspec.json.encode(writer.whole([piece async for piece in pieces]))
+
+        return self._answered(body, chunks, whole)
+
+    async def embed(self, request: Request) -> Response:
+        body = await read(request, wire.EmbeddingRequest)
+        asked = translate.embedding(body, keep_alive=self._keep_alive)
+
+        async def work() -> bytes:
+            found = await self._service.embed(asked)
+            shown = _packed if body.encoding_format == "base64" else list
+            answer = wire.Embeddings(
+                data=[wire.Embedding(index=index, embedding=shown(each)) for index, each in enumerate(found.vectors)],
+                model=body.model,
+                usage=wire.EmbeddingUsage(prompt_tokens=found.prompt_tokens, total_tokens=found.prompt_tokens),
+            )
+            return msgspec.json.encode(answer)
+
+        return Answer(work(), failure=failure)
+
+    async def models(self, request: Request) -> Response:
+        cards = await self._service.models()
+        data = [wire.Model(id=card.id, created=card.created, owned_by=card.owned_by) for card in cards]
+        return Response(msgspec.json.encode(wire.Models(data=data)), media_type=JSON)
+
+    async def model(self, request: Request) -> Response:
+        card = await self._service.model(request.path_params["model"])
+        model = wire.Model(id=card.id, created=card.created, owned_by=card.owned_by)
+        return Response(msgspec.json.encode(model), media_type=JSON)
+
+    def _answered(
+        self,
+        body: wire.Sampled,
+        chunks: Callable[[], AsyncGenerator[bytes, None]],
+        whole: Callable[[], Coroutine[None, None, bytes]],
+    ) -> Response:
+        if body.stream:
+            return Stream(chunks(), media_type=SSE, last_words=last_words, failure=failure)
+        return Answer(whole(), failure=failure)
+
+
+def _packed(vector: tuple[float, ...]) -> str:
+    """Little-endian float32, in base64."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,0 +1,299 @@
+"""OpenAI's requests to neutral ones. Pure: what cannot be honoured raises, naming the parameter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from barrel_inference.chat import schema
+from barrel_inference.errors import InvalidRequestError, UnsupportedError
+from barrel_inference.server import neutral
+from barrel_inference.server.openai import wire
+from barrel_inference.types import Constraint, Message
+
+# Parameters that go on under the same name, or under ours.
+_SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repeat_penalty": "repeat_penalty",
+    "repetition_penalty": "repeat_penalty",
+    "repeat_last_n": "repeat_last_n",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+    "ignore_eos": "ignore_eos",
+    "seed": "seed",
+    "n": "n",
+    "session": "session",
+    "cache": "cache",
+    "parent_key": "parent_key",
+}
+_RANGES = {"temperature": (0, 2), "top_p": (0, 1), "frequency_penalty": (-2, 2), "presence_penalty": (-2, 2)}
+_EFFORTS: dict[str, neutral.Think] = {"none": False, "xhigh": "max"}
+
+
+def chat(body: wire.ChatCompletionRequest, *, keep_alive: bool = False) -> neutral.ChatRequest:
+    _refuse_unsupported(body)
+    tools = tuple(_tool(each) for each in _tools(body))
+    return neutral.ChatRequest(
+        model=body.model,
+        messages=tuple(_messages(body.messages)),
+        tools=tools,
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        constraint=_constraint(body, body.response_format),
+        think=_think(body),
+        think_budget=body.thinking_budget,
+        documents=tuple(body.documents or ()),
+        template=_template(body),
+        continue_final=_continues(body),
+        options=_options(body) | _chat_options(body),
+        keep_alive=body.keep_alive if keep_alive else None,
+    )
+
+
+def completion(
+    body: wire.CompletionRequest, prompt: str | list[int], *, keep_alive: bool = False
+) -> neutral.CompletionRequest:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequestError("best_of is only supported when it equals n", option="best_of")
+    options = _options(body)
+    options["max_tokens"] = 16 if body.max_tokens is None else body.max_tokens  # OpenAI's default here
+    if body.logprobs is not None:
+        options |= {"logprobs": True, "top_logprobs": body.logprobs}
+    found = _constraint(body, None)
+    if found is not None:
+        options |= {name: value for name, value in msgspec.structs.asdict(found).items() if value is not None}
+    return neutral.CompletionRequest(
+        model=body.model,
+        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+        suffix=body.suffix or None,
+        options=options,
+        keep_alive=body.keep_alive if keep_alive else None,
+    )
+
+
+def prompts(prompt: Any) -> list[str | list[int]]:
+    """The one or many prompts of a completion request, or inputs of an embedding request."""
+    if isinstance(prompt, str):
+        return [prompt]
+    return [list(prompt)] if prompt and isinstance(prompt[0], int) else list(prompt)
+
+
+def embedding(body: wire.EmbeddingRequest, *, keep_alive: bool = False) -> neutral.EmbedRequest:
+    if body.encoding_format not in (None, "float", "base64"):
+        raise InvalidRequestError(
+            f"Invalid value for 'encoding_format' = {body.encoding_format}. Supported values: ['float', 'base64'].",
+            option="encoding_format",
+        )
+    inputs = prompts(body.input)
+    if not inputs:
+        raise InvalidRequestError("input must not be empty", option="input")
+    return neutral.EmbedRequest(
+        model=body.model,
+        inputs=tuple(each if isinstance(each, str) else tuple(each) for each in inputs),
+        dimensions=body.dimensions,
+        keep_alive=body.keep_alive if keep_alive else None,
+    )
+
+
+# ---- options
+
+
+def _options(body: wire.Sampled) -> dict[str, Any]:
+    """What the client said, under our names."""
+    for name, (low, high) in _RANGES.items():
+        value = getattr(body, name)
+        if value is not None and not low <= value <= high:
+            raise InvalidRequestError(f"{name} must be between {low} and {high}, not {value}", option=name)
+    options = {ours: value for name, ours in _SAMPLING.items() if (value := getattr(body, name)) is not None}
+    if body.stop is not None:
+        options["stop"] = _stop(body.stop)
+    if body.logit_bias:
+        options["logit_bias"] = _logit_bias(body.logit_bias)
+    if body.max_tokens is not None:
+        options["max_tokens"] = body.max_tokens
+    return options
+
+
+def _stop(stop: str | list[str]) -> tuple[str, ...]:
+    return tuple(each for each in ([stop] if isinstance(stop, str) else stop) if each)
+
+
+def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError:
+        raise InvalidRequestError("logit_bias maps token ids to numbers", option="logit_bias") from None
+
+
+def _chat_options(body: wire.ChatCompletionRequest) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if body.max_completion_tokens is not None:
+        options["max_tokens"] = body.max_completion_tokens
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true", option="top_logprobs")
+    if body.logprobs:
+        options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    return options
+
+
+def _refuse_unsupported(body: wire.ChatCompletionRequest) -> None:
+    if not body.messages:
+        raise InvalidRequestError("[] is too short - 'messages'", option="messages")
+    if body.audio is not None or set(body.modalities or ()) - {"text"}:
+        raise UnsupportedError("only text can be generated", option="modalities")
+    if body.web_search_options is not None:
+        raise UnsupportedError("this server does not search the web", option="web_search_options")
+    if body.verbosity not in (None, "medium"):
+        raise UnsupportedError("verbosity is not supported", option="verbosity")
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= 20:
+        raise InvalidRequestError("top_logprobs must be between 0 and 20", option="top_logprobs")
+
+
+def _think(body: wire.ChatCompletionRequest) -> neutral.Think:
+    effort: Any = body.reasoning_effort or (body.reasoning or {}).get("effort")
+    if effort is None:
+        return None
+    return _EFFORTS.get(effort, effort)
+
+
+def _template(body: wire.ChatCompletionRequest) -> dict[str, Any]:
+    return dict(body.chat_template_kwargs or {})
+
+
+def _continues(body: wire.ChatCompletionRequest) -> bool:
+    if body.add_generation_prompt and body.continue_final_message:
+        raise InvalidRequestError(
+            "add_generation_prompt and continue_final_message exclude each other", option="continue_final_message"
+        )
+    return bool(body.continue_final_message)
+
+
+def _constraint(body: wire.Sampled, form: wire.ResponseFormat | None) -> Constraint | None:
+    found = [each for each in (_of_format(form), *_extensions(body)) if each is not None]
+    if len(found) > 1:
+        raise InvalidRequestError("more than one output format is given", option="response_format")
+    return found[0] if found else None
+
+
+def _of_format(form: wire.ResponseFormat | None) -> Constraint | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return schema.constraint(form.schema) if form.schema is not None else schema.any_object()
+    if form.json_schema is None or form.json_schema.schema is None:
+        raise InvalidRequestError("response_format.json_schema.schema is missing", option="response_format")
+    return schema.constraint(form.json_schema.schema)
+
+
+def _extensions(body: wire.Sampled) -> Iterable[Constraint | None]:
+    """llama-server's and vLLM's parameters for the same things."""
+    for grammar in (body.grammar, body.guided_grammar):
+        yield Constraint(grammar=grammar) if grammar else None
+    for given in (body.json_schema, body.guided_json):
+        yield schema.constraint(_object(given)) if given is not None else None
+    yield Constraint(regex=body.guided_regex) if body.guided_regex else None
+    yield Constraint(choices=tuple(body.guided_choice)) if body.guided_choice else None
+
+
+def _object(value: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, Mapping):
+        raise InvalidRequestError("guided_json is a JSON schema", option="guided_json")
+    return parsed
+
+
+# ---- tools
+
+
+def _tools(body: wire.ChatCompletionRequest) -> list[wire.Tool]:
+    """The older ``functions`` are tools, too."""
+    return list(body.tools or ()) or [wire.Tool(function=each) for each in body.functions or ()]
+
+
+def _tool(tool: wire.Tool) -> dict[str, Any]:
+    function = tool.function
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    plain: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        plain["description"] = function.description
+    return {"type": "function", "function": plain | {"parameters": parameters}}
+
+
+def _tool_choice(body: wire.ChatCompletionRequest) -> neutral.ToolChoice:
+    match body.tool_choice if body.tool_choice is not None else body.function_call:
+        case None:
+            return neutral.ToolChoice()
+        case wire.NamedTool(function=wire.FunctionName(name=name)) | wire.FunctionName(name=name):
+            return neutral.ToolChoice(mode="named", name=name)
+        case "required":
+            return neutral.ToolChoice(mode="required")
+        case mode:
+            return neutral.ToolChoice(mode="none" if mode == "none" else "auto")
+
+
+# ---- messages
+
+
+def _messages(messages: Sequence[wire.MessageIn]) -> Iterable[Message]:
+    for index, message in enumerate(messages):
+        match message:
+            case wire.AssistantMessage():
+                yield _assistant(message, index)
+            case wire.ToolMessage(tool_call_id=call_id):
+                yield Message(role="tool", content=text(message.content), tool_call_id=call_id, name=message.name)
+            case wire.FunctionMessage(name=name):
+                yield Message(role="tool", content=text(message.content), tool_call_id=f"call_{name}", name=name)
+            case _:
+                role = message.__struct_config__.tag
+                yield Message(role=str(role), content=text(message.content), name=message.name)
+
+
+def _assistant(message: wire.AssistantMessage, index: int) -> Message:
+    calls = [_call(each, index) for each in message.tool_calls or ()]
+    if message.function_call is not None:
+        name = message.function_call.name
+        calls.append(_call(wire.ToolCallIn(id=f"call_{name}", function=message.function_call), index))
+    return Message(
+        role="assistant",
+        content=text(message.content) or message.refusal or "",
+        reasoning_content=message.reasoning_content or message.reasoning,
+        tool_calls=tuple(calls),
+    )
+
+
+def _call(call: wire.ToolCallIn, index: int) -> dict[str, Any]:
+    """Raises InvalidRequestError when the arguments are no JSON object: no template could render them."""
+    given = call.function.arguments
+    try:
+        arguments = json.loads(given or "{}") if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError(
+            f"messages[{index}]: the arguments of a tool call must be a JSON object", option="messages"
+        )
+    function = {"name": call.function.name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def text(content: wire.ContentIn) -> str:
+    """Raises UnsupportedError for anything but text."""
+    if isinstance(content, str | None):
+        return content or ""
+    for part in content:
+        if not isinstance(part, wire.TextPart | wire.RefusalPart):
+            raise UnsupportedError(f"this model reads text only, no {part.__struct_config__.tag}", option="messages")
+    return "\n".join(part.text if isinstance(part, wire.TextPart) else part.refusal for part in content)  # type: ignore[union-attr]
