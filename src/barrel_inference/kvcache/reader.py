@@ -99,15 +99,20 @@ class Reader:
         self._rates: dict[str, Rate] = {tier.name: Rate() for tier in store.tiers}
 
     def start(self, found: Found, *, wait: bool = False) -> Reading | None:
-        """Begin to read. None when all arenas are in use; ``wait``: then a further one is made."""
+        """Begin to read. None when all arenas are in use (``wait``: then a further one is made) or memory is short."""
         with self._lock:
             if self._arenas >= ARENAS and not wait:
                 return None
             self._arenas += 1
         assembly = Assembly(self._layout, found.length, found.window_first, found.state_bytes)
-        buffer = self._memory.take(assembly.size)
+        try:
+            buffer = self._memory.take(assembly.size)
+        except MemoryError:
+            buffer = None
         if buffer is None:
-            raise MemoryError
+            with self._lock:
+                self._arenas -= 1
+            return None
         blob = buffer[: assembly.size]
         assembly.write_headers(blob)
         pieces = list(found.pieces)

@@ -224,14 +224,17 @@ def test_mistake_02_disk_grows_past_its_cap(tmp_path: Path) -> None:
 def test_mistake_08_evicting_what_the_request_needs(tmp_path: Path) -> None:
     """Room for one conversation, two that alternate: what a waiting request has found is still there when its turn
     comes, even if nothing could be read ahead and another conversation is saved meanwhile."""
-    world = World(options(spec(tmp_path, quota_bytes=9 * PAGE)))
+    clock = Clock()
+    world = World(options(spec(tmp_path, quota_bytes=9 * PAGE)), clock=clock)
     a, b = list(range(10, 400)), list(range(500, 890))
     for _ in range(2):
         for waiting, other in ((a, b), (b, a)):
+            clock.now += 2 * NO_FLOOR.protect_s
             whole = world.runner.run(waiting)
             ahead = [world.checkpoints.find(waiting) for _ in range(2)]
             plan = world.checkpoints.find(waiting)
             found = plan.length
+            assert found > 64
             world.runner.run(other, 2)
             assert world.checkpoints.restore(plan, 0) == found
             for unused in ahead:

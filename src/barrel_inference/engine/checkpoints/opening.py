@@ -48,10 +48,11 @@ def open_checkpoints(
     if info.vocab_only or info.embeddings or not info.has_memory:
         return Checkpoints(backend, "this model keeps no KV state")
     tiers = _open_tiers(options)
+    save_tier = _save_tier(options, tiers)
     try:
         layout = learn_layout(backend)
         namespace = name(options, info, layout)
-        folder = (_save_tier(options, tiers) or tiers[0]).folder(namespace.digest().hex())
+        folder = (save_tier or tiers[0]).folder(namespace.digest().hex())
         namespace.write(folder)
         verdict = remembered_verdict(backend, layout, folder)
     except (BarrelError, OSError) as error:

@@ -100,6 +100,7 @@ class Restorer:
         if plan.length:
             plan.reading = None if is_resident(plan) else self._reader.start(plan.found)
             self._tell(plan.found)
+            self._reader.touch(plan.found)
         else:
             self.counters["misses"] += 1
         return plan
@@ -187,7 +188,6 @@ class Restorer:
         self.counters["prefill_s_saved"] += max(0.0, n * self.prefill_s - seconds)
         for tier, n_tokens in plan.found.by_tier().items():
             self.counters[f"restored_tokens_{tier}"] += n_tokens
-        self._reader.touch(plan.found)
 
 
 def _nothing(store: Store, first_mismatch: int | None = None) -> Found:

@@ -29,7 +29,8 @@ def remembered_verdict(backend: Backend, layout: Layout, folder: Path) -> str:
         return str(msgspec.json.decode(path.read_bytes())["verdict"])
     except (OSError, msgspec.DecodeError, KeyError, TypeError):
         verdict = run(backend, layout)
-        write_atomically(path, msgspec.json.encode({"verdict": verdict}))
+        if verdict == "exact":  # a failure may have been the machine's, and is tried again
+            write_atomically(path, msgspec.json.encode({"verdict": verdict}))
         return verdict
 
 
@@ -56,9 +57,13 @@ def run(backend: Backend, layout: Layout) -> str:
 
 
 def _decode(backend: Backend, tokens: tuple[int, ...], start: int) -> NDArray[np.float32]:
-    status = backend.decode([Slice(SEQ, start, tokens, want_logits=True)], None)
-    if status is not DecodeStatus.OK:
-        raise CacheError(f"decoding gave {status.value}")
+    """The logits of the last token."""
+    n_batch = backend.info.n_batch
+    for at in range(0, len(tokens), n_batch):
+        piece = Slice(SEQ, start + at, tokens[at : at + n_batch], want_logits=True)
+        status = backend.decode([piece], None)
+        if status is not DecodeStatus.OK:
+            raise CacheError(f"decoding gave {status.value}")
     return backend.logits(0).copy()
 
 

@@ -212,6 +212,9 @@ class Janitor:
         for one in chosen:
             freed += tier.remove(one.namespace, one.name)
             self._costs.pop(one.name, None)
+        with self._wake:
+            for one in chosen:
+                self._hits.get(tier.name, Counter()).pop(one.name.key, None)
         self.counters[f"evictions_{reason}"] += len(chosen)
         self.counters["evicted_bytes"] += freed
         return freed
