@@ -17,13 +17,14 @@ from barrel_inference.server.neutral import Service
 from barrel_inference.server.openai import completions, translate, wire
 from barrel_inference.server.openai.chunks import Writer
 from barrel_inference.server.openai.failure import failure, last_words
+from barrel_inference.server.openai.responses.routes import Responses
 
 DONE = sse(b"[DONE]")
 
 
 def routes(service: Service, *, keep_alive: bool = False) -> list[Operation]:
     """``keep_alive``: whether the field of that name in a body has an effect (it is always accepted)."""
-    return OpenAI(service, keep_alive).operations()
+    return OpenAI(service, keep_alive).operations() + Responses(service, keep_alive).operations()
 
 
 class OpenAI:

@@ -37,7 +37,7 @@ _SAMPLING = {
     "parent_key": "parent_key",
 }
 _RANGES = {"temperature": (0, 2), "top_p": (0, 1), "frequency_penalty": (-2, 2), "presence_penalty": (-2, 2)}
-_EFFORTS: dict[str, neutral.Think] = {"none": False, "xhigh": "max"}
+EFFORTS: dict[str, neutral.Think] = {"none": False, "xhigh": "max"}
 
 
 def chat(body: wire.ChatCompletionRequest, *, keep_alive: bool = False) -> neutral.ChatRequest:
@@ -163,7 +163,7 @@ def _think(body: wire.ChatCompletionRequest) -> neutral.Think:
     effort: Any = body.reasoning_effort or (body.reasoning or {}).get("effort")
     if effort is None:
         return None
-    return _EFFORTS.get(effort, effort)
+    return EFFORTS.get(effort, effort)
 
 
 def _template(body: wire.ChatCompletionRequest) -> dict[str, Any]:

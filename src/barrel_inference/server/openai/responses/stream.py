@@ -1,0 +1,208 @@
+"""Events of a chat to a response and its stream of events. A Writer owns the state of one response."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from barrel_inference.errors import BarrelError
+from barrel_inference.server import failures, ids
+from barrel_inference.server.neutral import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    Event,
+    Finished,
+    Reasoning,
+)
+from barrel_inference.server.openai.chunks import logprob
+from barrel_inference.server.openai.responses import wire
+from barrel_inference.types import Completion, TokenLogprob
+
+Events = Iterator[wire.StreamEvent]
+E_ = TypeVar("E_", bound=wire.Event)
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Writer:
+    """Feed it the events in order: ``begin``, ``take`` for each, and it has ended with the Finished one."""
+
+    def __init__(self, body: wire.ResponseRequest, clock: Callable[[], float] = time.time) -> None:
+        self.response = _empty(body, int(clock()))
+        self._summarised = bool(body.reasoning and (body.reasoning.summary or body.reasoning.generate_summary))
+        self._logprobs = bool(body.top_logprobs) or "message.output_text.logprobs" in (body.include or ())
+        self._sequence = 0
+        self._item: wire.Item | None = None  # the one under construction
+        self._n_thought = 0
+        self._n_chars = 0
+
+    def begin(self) -> Events:
+        yield self._numbered(wire.Created(response=self._snapshot()))
+        yield self._numbered(wire.InProgress(response=self._snapshot()))
+
+    def take(self, event: Event) -> Events:
+        match event:
+            case Content(text=text, logprobs=logprobs):
+                yield from self._content(text, logprobs)
+            case Reasoning(text=text):
+                yield from self._reasoning(text)
+            case CallStarted(name=name, id=call_id):
+                yield from self._open(
+                    wire.FunctionCall(id=ids.new("fc_"), call_id=call_id, name=name, status="in_progress")
+                )
+            case CallArguments(text=text):
+                yield from self._arguments(text)
+            case CallEnded():
+                yield from self._close()
+            case Finished():
+                yield from self._close("incomplete" if event.reason == "length" else "completed")
+                yield self._end(event)
+
+    def failed(self, error: BarrelError) -> Events:
+        message = failures.public(error)
+        self.response.status = "failed"
+        self.response.error = wire.ResponseError(code=error.code, message=message)
+        yield self._numbered(wire.Failure(code=error.code, message=message))
+        yield self._numbered(wire.FailedEnd(response=self._snapshot()))
+
+    # ---- the kinds of pieces
+
+    def _content(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> Events:
+        if not isinstance(self._item, wire.OutputMessage):
+            yield from self._open(wire.OutputMessage(id=ids.new("msg_"), status="in_progress"))
+        message, index = self._current(wire.OutputMessage)
+        if not message.content:
+            message.content.append(wire.OutputText())
+            yield self._numbered(wire.PartAdded(item_id=message.id, output_index=index, part=wire.OutputText()))
+        shown = [logprob(each) for each in logprobs] if self._logprobs else []
+        message.content[0].text += text
+        message.content[0].logprobs += shown
+        self._n_chars += len(text)
+        yield self._numbered(wire.TextDelta(item_id=message.id, output_index=index, delta=text, logprobs=shown))
+
+    def _reasoning(self, text: str) -> Events:
+        if not isinstance(self._item, wire.ReasoningItem):
+            yield from self._open(wire.ReasoningItem(id=ids.new("rs_"), status="in_progress"))
+        item, index = self._current(wire.ReasoningItem)
+        self._n_thought += len(text)
+        self._n_chars += len(text)
+        if self._summarised:
+            yield from self._summary(item, index, text)
+            return
+        if not item.content:
+            item.content.append(wire.ReasoningText())
+            yield self._numbered(wire.PartAdded(item_id=item.id, output_index=index, part=wire.ReasoningText()))
+        item.content[0].text += text
+        yield self._numbered(wire.ReasoningDelta(item_id=item.id, output_index=index, delta=text))
+
+    def _summary(self, item: wire.ReasoningItem, index: int, text: str) -> Events:
+        """The reasoning itself is the summary of a model that makes no other."""
+        if not item.summary:
+            item.summary.append(wire.SummaryText())
+            yield self._numbered(wire.SummaryAdded(item_id=item.id, output_index=index, part=wire.SummaryText()))
+        item.summary[0].text += text
+        yield self._numbered(wire.SummaryDelta(item_id=item.id, output_index=index, delta=text))
+
+    def _arguments(self, text: str) -> Events:
+        call, index = self._current(wire.FunctionCall)
+        call.arguments += text
+        self._n_chars += len(text)
+        yield self._numbered(wire.ArgumentsDelta(item_id=call.id, output_index=index, delta=text))
+
+    # ---- items
+
+    def _open(self, item: wire.Item) -> Events:
+        yield from self._close()
+        self._item = item
+        self.response.output.append(item)
+        index = len(self.response.output) - 1
+        yield self._numbered(wire.ItemAdded(output_index=index, item=_copy(item)))
+
+    def _close(self, status: wire.Status = "completed") -> Events:
+        item, self._item = self._item, None
+        if item is None:
+            return
+        index = len(self.response.output) - 1
+        where: dict[str, Any] = {"item_id": item.id, "output_index": index}
+        match item:
+            case wire.OutputMessage(content=[part]):
+                yield self._numbered(wire.TextDone(**where, text=part.text, logprobs=part.logprobs))
+                yield self._numbered(wire.PartDone(**where, part=_copy(part)))
+            case wire.ReasoningItem(content=[thought]):
+                yield self._numbered(wire.ReasoningDone(**where, text=thought.text))
+                yield self._numbered(wire.PartDone(**where, part=_copy(thought)))
+            case wire.ReasoningItem(summary=[summary]):
+                yield self._numbered(wire.SummaryTextDone(**where, text=summary.text))
+                yield self._numbered(wire.SummaryDone(**where, part=_copy(summary)))
+            case wire.FunctionCall(arguments=arguments, name=name):
+                yield self._numbered(wire.ArgumentsDone(**where, arguments=arguments, name=name))
+        item.status = status
+        yield self._numbered(wire.ItemDone(output_index=index, item=_copy(item)))
+
+    def _current(self, kind: type[S]) -> tuple[S, int]:
+        return cast(S, self._item), len(self.response.output) - 1
+
+    # ---- the end
+
+    def _end(self, event: Finished) -> wire.StreamEvent:
+        self.response.usage = self._usage(event.completion)
+        if event.reason == "length":
+            self.response.status = "incomplete"
+            self.response.incomplete_details = wire.Incomplete(reason="max_output_tokens")
+            return self._numbered(wire.IncompleteEnd(response=self._snapshot()))
+        self.response.status = "completed"
+        return self._numbered(wire.Completed(response=self._snapshot()))
+
+    def _usage(self, completion: Completion) -> wire.Usage:
+        counted = completion.usage
+        share = self._n_thought / max(1, self._n_chars)
+        return wire.Usage(
+            input_tokens=counted.prompt_tokens,
+            output_tokens=counted.completion_tokens,
+            total_tokens=counted.total_tokens,
+            input_tokens_details=wire.CachedTokens(cached_tokens=counted.cached_tokens),
+            output_tokens_details=wire.ReasoningTokens(reasoning_tokens=round(counted.completion_tokens * share)),
+        )
+
+    def _snapshot(self) -> wire.Response:
+        return msgspec.structs.replace(self.response, output=[_copy(item) for item in self.response.output])
+
+    def _numbered(self, event: E_) -> E_:
+        event.sequence_number = self._sequence
+        self._sequence += 1
+        return event
+
+
+def _copy(value: S) -> S:
+    """What is sent must not change afterwards."""
+    return msgspec.convert(msgspec.to_builtins(value), type(value))
+
+
+def _empty(body: wire.ResponseRequest, created_at: int) -> wire.Response:
+    text = msgspec.to_builtins(body.text) if body.text else {}
+    return wire.Response(
+        id=ids.new("resp_"),
+        created_at=created_at,
+        model=body.model,
+        status="in_progress",
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning=body.reasoning or wire.Reasoning(),
+        store=body.store is not False,
+        temperature=body.temperature,
+        text={"format": {"type": "text"}} | {key: value for key, value in text.items() if value},
+        tool_choice=msgspec.to_builtins(body.tool_choice) or "auto",
+        tools=[{"strict": None, "parameters": None, **tool} for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=body.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+        service_tier="default",
+    )

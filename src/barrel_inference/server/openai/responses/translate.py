@@ -1,0 +1,160 @@
+"""Requests of the Responses API to neutral ones. Pure: what cannot be honoured raises, naming the parameter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from barrel_inference.chat import schema
+from barrel_inference.errors import InvalidRequestError, UnsupportedError
+from barrel_inference.server import neutral
+from barrel_inference.server.openai.responses.wire import NamedTool, ResponseRequest, TextFormat
+from barrel_inference.server.openai.translate import EFFORTS
+from barrel_inference.types import Constraint, Message
+
+_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+def request(body: ResponseRequest, history: Sequence[Message], *, keep_alive: bool = False) -> neutral.ChatRequest:
+    """``history``: of the response before; this request's instructions stand before it."""
+    _refuse_unsupported(body)
+    head = [Message(role="system", content=body.instructions)] if body.instructions else []
+    return neutral.ChatRequest(
+        model=body.model,
+        messages=(*head, *history, *messages(items(body))),
+        tools=tuple(_tool(each) for each in body.tools or ()),
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        constraint=_constraint(body.text.format if body.text else None),
+        think=_think(body),
+        options=_options(body),
+        truncate=body.truncation == "auto",
+        keep_alive=body.keep_alive if keep_alive else None,
+    )
+
+
+def items(body: ResponseRequest) -> list[dict[str, Any]]:
+    """The input as items."""
+    if isinstance(body.input, str):
+        return [{"type": "message", "role": "user", "content": body.input}]
+    return body.input
+
+
+def messages(found: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Reasoning, text and calls that follow each other are one message of the assistant."""
+    result: list[Message] = []
+    turn: dict[str, Any] = {}
+
+    def end_turn() -> None:
+        if turn:
+            calls = tuple(turn.get("calls", ()))
+            said = {key: turn[key] for key in ("content", "reasoning_content") if turn.get(key)}
+            result.append(Message(role="assistant", tool_calls=calls, **{"content": "", **said}))
+            turn.clear()
+
+    for item in found:
+        kind = item.get("type") or "message"
+        if kind == "message" and item.get("role") == "assistant":
+            turn["content"] = "\n".join(filter(None, [turn.get("content"), _text(item.get("content"))]))
+        elif kind == "reasoning":
+            if turn.get("content") or turn.get("calls"):
+                end_turn()
+            turn["reasoning_content"] = _text(item.get("content")) or _text(item.get("summary"))
+        elif kind == "function_call":
+            turn.setdefault("calls", []).append(_call(item))
+        else:
+            end_turn()
+            result.append(_other(kind, item))
+    end_turn()
+    return result
+
+
+def _other(kind: str, item: Mapping[str, Any]) -> Message:
+    if kind == "function_call_output":
+        return Message(role="tool", content=_text(item.get("output")), tool_call_id=str(item.get("call_id", "")))
+    if kind == "message" and item.get("role") in ("user", "system", "developer"):
+        return Message(role=item["role"], content=_text(item.get("content")))
+    raise UnsupportedError(f"input items of type {kind!r} are not supported", option="input")
+
+
+def _call(item: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = item.get("arguments") or "{}"
+    try:
+        given = json.loads(arguments)
+    except (ValueError, TypeError, RecursionError):
+        given = None
+    if not isinstance(given, dict) or not isinstance(item.get("name"), str):
+        raise InvalidRequestError("a function_call needs a name and a JSON object as arguments", option="input")
+    function = {"name": item["name"], "arguments": json.dumps(given, ensure_ascii=False)}
+    return {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str | None):
+        return content or ""
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "refusal":
+            texts.append(str(part.get("refusal", "")))
+        elif kind in _TEXT_PARTS:
+            texts.append(str(part.get("text", "")))
+        else:
+            raise UnsupportedError(f"this model reads text only, no {kind}", option="input")
+    return "\n".join(texts)
+
+
+def _refuse_unsupported(body: ResponseRequest) -> None:
+    for name in ("background", "conversation", "prompt"):
+        if getattr(body, name):
+            raise UnsupportedError(f"{name} is not supported", option=name)
+    if body.text and body.text.verbosity not in (None, "medium"):
+        raise UnsupportedError("text.verbosity is not supported", option="text")
+    if not body.input and not body.previous_response_id:
+        raise InvalidRequestError("input is missing", option="input")
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+        raise UnsupportedError(f"tools of type {tool.get('type')!r} are not supported", option="tools")
+    function = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key) is not None}
+    parameters = tool.get("parameters") or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function | {"parameters": parameters}}
+
+
+def _tool_choice(body: ResponseRequest) -> neutral.ToolChoice:
+    match body.tool_choice:
+        case None:
+            return neutral.ToolChoice()
+        case NamedTool(type="function", name=str(name)):
+            return neutral.ToolChoice(mode="named", name=name)
+        case NamedTool(type=kind):
+            raise UnsupportedError(f"tool_choice of type {kind!r} is not supported", option="tool_choice")
+        case mode:
+            return neutral.ToolChoice(mode=mode)
+
+
+def _constraint(form: TextFormat | None) -> Constraint | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return schema.any_object()
+    if form.schema is None:
+        raise InvalidRequestError("text.format.schema is missing", option="text")
+    return schema.constraint(form.schema)
+
+
+def _think(body: ResponseRequest) -> neutral.Think:
+    effort: Any = body.reasoning and body.reasoning.effort
+    return EFFORTS.get(effort, effort)
+
+
+def _options(body: ResponseRequest) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for theirs, ours in (("max_output_tokens", "max_tokens"), ("temperature", "temperature"), ("top_p", "top_p")):
+        if (value := getattr(body, theirs)) is not None:
+            options[ours] = value
+    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
+        options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    return options
