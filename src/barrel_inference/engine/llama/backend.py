@@ -102,10 +102,20 @@ class LlamaBackend:
             self._check_seq(piece.seq)
             if not piece.tokens or min(piece.tokens) < 0 or max(piece.tokens) >= self.info.n_vocab:
                 raise DecodeError(f"token ids must be in [0, {self.info.n_vocab}) and at least one")
-            held = self._last_position(piece.seq)
-            if held + 1 != piece.start:
-                # An empty sequence would accept any start, and attend to nothing before it.
-                raise DecodeError(f"sequence {piece.seq} ends at {held}, the batch starts at {piece.start}")
+            self._check_start(piece.seq, piece.start)
+
+    def _check_start(self, seq: int, start: int) -> None:
+        held = self._last_position(seq)
+        if held + 1 != start:
+            # An empty sequence would accept any start, and attend to nothing before it.
+            raise DecodeError(f"sequence {seq} ends at {held}, the batch starts at {start}")
+        n_swa = self.info.n_swa
+        if not n_swa or self.info.is_hybrid:  # a hybrid's bounds are those of its recurrent state
+            return
+        is_chunked = self.info.architecture == "llama4"
+        needed = start // n_swa * n_swa if is_chunked else max(0, start - n_swa + 1)
+        if int(lib.llama_memory_seq_pos_min(self._memory, seq)) > needed:
+            raise DecodeError(f"sequence {seq} has lost the window before position {start}")
 
     def _check_seq(self, seq: int) -> None:
         if not 0 <= seq <= self.scratch:
@@ -126,6 +136,7 @@ class LlamaBackend:
     def embed(self, inputs: list[list[int]]) -> list[NDArray[np.float32]]:
         if self._context is None:
             raise NoWeightsError("this model was loaded with vocab_only")
+        self._watchdog.arm(None)  # an aborted decode must not end this too
         return embed(self._context, self._memory, self._batch, self.info, inputs, scratch=self.scratch)
 
     def rebuild(self) -> None:
@@ -163,6 +174,8 @@ class LlamaBackend:
     def state_write(self, seq: int, blob: memoryview, *, partial: bool) -> bool:
         self._check_seq(seq)
         lib.llama_memory_seq_rm(self._memory, seq, -1, -1)  # an empty blob succeeds without clearing
+        if not len(blob):
+            return False
         flags = _PARTIAL if partial else 0
         consumed = lib.llama_state_seq_set_data_ext(self._context, _bytes_of(blob), len(blob), seq, flags)
         if consumed == len(blob):

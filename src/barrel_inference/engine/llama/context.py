@@ -58,6 +58,9 @@ def _params(opts: ContextOpts) -> Any:
     params.n_batch = min(opts.n_batch, opts.n_ctx)
     params.n_ubatch = min(opts.n_ubatch or opts.n_batch, params.n_batch)
     params.n_seq_max = opts.n_seq_max + 1
+    if opts.embeddings:  # llama.cpp's pooling graph is made for a multiple of the sequences: for other sizes it aborts
+        params.n_ubatch += -params.n_ubatch % params.n_seq_max
+        params.n_batch = max(params.n_batch, params.n_ubatch)
     params.kv_unified = True  # sharing a prefix and copying a range are metadata operations only there
     params.swa_full = False
     params.n_threads = opts.n_threads or default_threads()

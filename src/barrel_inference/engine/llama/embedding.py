@@ -11,18 +11,21 @@ from numpy.typing import NDArray
 from barrel_inference.engine.backend import BackendInfo, Slice
 from barrel_inference.engine.llama.batch import Batch
 from barrel_inference.engine.llama.binding import float_view, lib, log_tail
-from barrel_inference.errors import ContextExceededError, DecodeError
+from barrel_inference.errors import ContextExceededError, DecodeError, UnsupportedError
 
 Vector = NDArray[np.float32]
-_POOLING_NONE = 0
+_POOLING_NONE, _POOLING_RANK = 0, 4
 
 
 def embed(
     context: Any, memory: Any, batch: Batch, info: BackendInfo, inputs: list[list[int]], *, scratch: int
 ) -> list[Vector]:
     """One L2-normalised [n_embd] vector per input. ContextExceededError for one that does not fit."""
-    pools = lib.llama_pooling_type(context) != _POOLING_NONE
-    limit = info.n_ubatch if pools else info.n_ctx
+    pooling = lib.llama_pooling_type(context)
+    if pooling == _POOLING_RANK:  # llama.cpp answers with fewer than n_embd floats
+        raise UnsupportedError("a context that pools for ranking scores, it does not embed")
+    pools = pooling != _POOLING_NONE
+    limit = _limit(info, pools)
     for tokens in inputs:
         if not 0 < len(tokens) <= limit:
             raise ContextExceededError(
@@ -33,6 +36,14 @@ def embed(
     else:
         vectors = [_mean(context, memory, batch, info, tokens, scratch) for tokens in inputs]
     return [_normalised(vector) for vector in vectors]
+
+
+def _limit(info: BackendInfo, pools: bool) -> int:
+    if (
+        not info.has_memory
+    ):  # without causality all tokens go at once, and each needs its trained position: or it aborts
+        return min(info.n_ubatch, info.n_ctx, info.n_ctx_train)
+    return min(info.n_ubatch, info.n_ctx) if pools else info.n_ctx
 
 
 def _pooled(context: Any, memory: Any, batch: Batch, info: BackendInfo, inputs: list[list[int]]) -> list[Vector]:
@@ -79,6 +90,7 @@ def _mean(context: Any, memory: Any, batch: Batch, info: BackendInfo, tokens: li
 
 def _run(context: Any, memory: Any, batch: Batch) -> None:
     run = lib.llama_decode if memory else lib.llama_encode
+    log_tail.clear()
     if run(context, batch.struct) != 0:
         raise DecodeError(f"llama.cpp could not embed: {log_tail.reason('no reason given')}")
 

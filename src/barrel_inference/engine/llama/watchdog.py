@@ -16,12 +16,15 @@ from barrel_inference.engine.llama.binding import lib
 
 
 class Watchdog:
-    """``arm`` and ``disarm`` belong to the engine thread; the watching thread sleeps unless a decode runs."""
+    """``arm`` and ``disarm`` belong to the engine thread; the watching thread sleeps unless a decode runs.
+
+    ``callback`` and ``flag`` are what llama.cpp gets.
+    """
 
     def __init__(self) -> None:
         libc = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
-        self._flag = ctypes.create_string_buffer(2)
-        self._callback = lib.ggml_abort_callback(ctypes.cast(libc.strlen, ctypes.c_void_p).value)
+        self.flag = ctypes.create_string_buffer(2)
+        self.callback = lib.ggml_abort_callback(ctypes.cast(libc.strlen, ctypes.c_void_p).value)
         self._changed = threading.Condition()
         self._deadline: float | None = None
         self._poll_s = 1.0
@@ -29,26 +32,28 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def attach(self, context: Any) -> None:
-        lib.llama_set_abort_callback(context, self._callback, ctypes.cast(self._flag, ctypes.c_void_p))
+        lib.llama_set_abort_callback(context, self.callback, ctypes.cast(self.flag, ctypes.c_void_p))
 
     def arm(self, budget_s: float | None) -> None:
-        self._flag[0] = b"\0"
-        if budget_s is None:
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="decode watchdog", daemon=True)
-            self._thread.start()
-        idle = self._deadline is None
-        self._poll_s = min(1.0, budget_s / 4)
-        self._deadline = time.monotonic() + budget_s
-        if idle:
-            with self._changed:
+        """None: no limit."""
+        with self._changed:
+            self.flag[0] = b"\0"
+            if budget_s is None:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="decode watchdog", daemon=True)
+                self._thread.start()
+            if self._deadline is None:
                 self._changed.notify()
+            self._poll_s = min(1.0, budget_s / 4)
+            self._deadline = time.monotonic() + budget_s
 
     def disarm(self) -> None:
-        # Not None: the thread would have to be woken for each step; with a far deadline it just polls.
-        if self._deadline is not None:
-            self._deadline = float("inf")
+        """Under the lock: a deadline that passes in this very moment must not end the next decode."""
+        with self._changed:
+            # Not None: the thread would have to be woken for each step; with a far deadline it just polls.
+            if self._deadline is not None:
+                self._deadline = float("inf")
 
     def close(self) -> None:
         with self._changed:
@@ -60,7 +65,7 @@ class Watchdog:
             while not self._closed:
                 left = self._remaining()
                 if left is not None and left <= 0:
-                    self._flag[0] = b"!"
+                    self.flag[0] = b"!"
                     self.disarm()
                 else:
                     self._changed.wait(left)
