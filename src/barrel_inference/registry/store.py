@@ -64,9 +64,7 @@ class Store:
         """The installed model that ``text`` means: a name, with or without tag, or the spec it was pulled from."""
         manifest = self._by_spec(text) if "://" in text or is_path(text) else self._by_name(text)
         if manifest is None:
-            raise ModelNotFoundError(
-                f"model {text!r} not found; fetch it with: barrel-inference pull {text}", model=text
-            )
+            raise ModelNotFoundError(f"model '{text}' not found", model=text)
         return manifest
 
     def write(self, manifest: Manifest) -> None:

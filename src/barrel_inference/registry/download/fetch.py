@@ -8,6 +8,7 @@ far behind the rest.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +23,7 @@ from barrel_inference.registry.download.part import Part, Piece, Version
 from barrel_inference.registry.download.server import CONTENT_RANGE, Remote, Server, Sleep
 
 SYNC_EVERY_S = 2.0
-MAX_RESTARTS = 4
+MAX_RESTARTS = 8
 
 OnProgress = Callable[[int, int | None], None]  # completed, total
 
@@ -52,7 +53,7 @@ class _Fetch:
     ) -> None:
         self._remote, self._part, self._options, self._on_progress = remote, part, options, on_progress
         self._server = Server(network, remote, options, sleep)
-        self._version = Version(remote.size)
+        self._version, self._has_ranges = Version(remote.size), False
         self._hasher = Hasher(part.path)
         self._writer = ThreadPoolExecutor(1, "part-write")  # keeps the order of writes
         self._syncer = ThreadPoolExecutor(1, "part-sync")  # an fsync may take seconds, writing goes on
@@ -74,14 +75,12 @@ class _Fetch:
         self._syncer.shutdown(wait=True)
 
     async def _attempt(self) -> str:
-        self._version, has_ranges = await self._server.probe()
-        self._part.begin(self._version)
+        self._version, self._has_ranges = await self._server.probe()
+        self._part.begin(self._version, ranges=self._has_ranges)
         if self._version.size is not None:
             self._part.require_room(self._version.size)
-        if not has_ranges and self._part.completed and self._part.frontier != self._version.size:
-            self._part.restart(self._version)
         self._report()
-        digest = await self._transfer(self._options.connections if has_ranges else 1)
+        digest = await self._transfer()
         if self._remote.digest and digest != self._remote.digest:
             self._part.discard()
             require_digest(self._remote.digest, digest)
@@ -90,7 +89,7 @@ class _Fetch:
 
     # ---- the transfer
 
-    async def _transfer(self, connections: int) -> str:
+    async def _transfer(self) -> str:
         self._hasher = Hasher(self._part.path)
         hashing = asyncio.ensure_future(asyncio.to_thread(self._hasher.run))
         pending = [piece for piece in reversed(self._part.pieces) if not piece.is_done]
@@ -98,7 +97,8 @@ class _Fetch:
         try:
             async with asyncio.TaskGroup() as group:
                 syncing = group.create_task(self._sync_often())
-                workers = [group.create_task(self._work(pending)) for _ in range(min(connections, len(pending)))]
+                n_workers = min(self._options.connections, len(pending))
+                workers = [group.create_task(self._work(pending, n_workers)) for _ in range(n_workers)]
                 if workers:
                     await asyncio.wait(workers)
                 syncing.cancel()
@@ -112,26 +112,29 @@ class _Fetch:
         self._hasher.end(self._part.completed)
         return await hashing
 
-    async def _work(self, pending: list[Piece]) -> None:
+    async def _work(self, pending: list[Piece], n_workers: int) -> None:
         while pending:
             piece = pending.pop()
             while not piece.is_done:
-                await self._server.patiently(lambda piece=piece: self._fetch_piece(piece))  # type: ignore[misc]
+                await self._server.patiently(functools.partial(self._fetch_piece, piece), n_workers)
 
     async def _fetch_piece(self, piece: Piece) -> None:
-        whole = len(self._part.pieces) == 1 and piece.written == 0
-        async with await self._server.get({} if whole else self._range_headers(piece)) as response:
-            await self._check_answer(response, piece, whole)
+        if piece.written and not self._has_ranges:
+            raise _Restart  # what has been hashed cannot be taken back
+        async with await self._server.get(self._range_headers(piece)) as response:
+            await self._check_answer(response, piece)
             await self._receive(response, piece)
 
     def _range_headers(self, piece: Piece) -> dict[str, str]:
+        if not self._has_ranges:
+            return {}
         headers = {"Range": f"bytes={piece.start + piece.written}-{piece.start + piece.length - 1}"}
         if self._version.if_range:
             headers["If-Range"] = self._version.if_range
         return headers
 
-    async def _check_answer(self, response: aiohttp.ClientResponse, piece: Piece, whole: bool) -> None:
-        if response.status == 416 or (response.status == 200 and not whole):
+    async def _check_answer(self, response: aiohttp.ClientResponse, piece: Piece) -> None:
+        if response.status == 416 or (response.status == 200 and self._has_ranges):
             raise _Restart  # the file has changed, or this server ignores ranges after all
         if response.status not in (200, 206):
             raise await refusal(response)
@@ -140,7 +143,8 @@ class _Fetch:
         if response.status == 206:
             match = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
             first, last = piece.start + piece.written, piece.start + piece.length - 1
-            if match is None or (int(match[1]), int(match[2])) != (first, last):
+            right = match is not None and (int(match[1]), int(match[2])) == (first, last)
+            if match is None or not right or response.content_length not in (None, last - first + 1):
                 raise TransientError(f"{response.url.host} answers another range than the one asked for")
             if int(match[3]) != self._version.size:
                 raise _Restart
@@ -156,6 +160,8 @@ class _Fetch:
                 await loop.run_in_executor(self._writer, self._part.write, piece, data)
                 self._server.progressed()
                 self._report()
+                if piece.is_done:
+                    return
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise transient(error, str(response.url)) from None
         if self._version.size is None:

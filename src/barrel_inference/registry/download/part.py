@@ -117,22 +117,22 @@ class Part:
                 return piece.start + piece.written
         return self.completed
 
-    def begin(self, version: Version) -> bool:
-        """Whether bytes of an earlier try are kept."""
+    def begin(self, version: Version, *, ranges: bool = True) -> bool:
+        """Whether bytes of an earlier try are kept. A server without ``ranges`` can only start again."""
         header = self._read_header()
-        if header and header.version.continues(version):
+        if ranges and header and header.version.continues(version):
             self._open_state()
             self._plan(version.size, header.piece_bytes)
             self._load_table(trust_written=header.boot == boot_id())
             if header.boot != boot_id():
                 self._write_state(_Header(version, header.piece_bytes, boot_id()))
             return self.completed > 0
-        self.restart(version)
+        self.restart(version, ranges=ranges)
         return False
 
-    def restart(self, version: Version) -> None:
+    def restart(self, version: Version, *, ranges: bool = True) -> None:
         """Forget everything; the next byte is the first."""
-        piece_bytes = UNKNOWN_SIZE if version.size is None else piece_size(version.size)
+        piece_bytes = UNKNOWN_SIZE if version.size is None or not ranges else piece_size(version.size)
         with writing(self.path):
             self._state_path.unlink(missing_ok=True)
             os.ftruncate(self._fd, 0)

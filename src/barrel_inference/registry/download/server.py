@@ -59,21 +59,24 @@ class Server:
             self._direct = str(response.url)
         return response
 
-    async def patiently(self, action: Callable[[], Awaitable[Result]]) -> Result:
-        """Try again after what may pass, with growing pauses, as long as bytes arrive now and then."""
+    async def patiently(self, action: Callable[[], Awaitable[Result]], n_parallel: int = 1) -> Result:
+        """Try again after what may pass, with growing pauses, as long as bytes arrive now and then.
+
+        ``n_parallel`` callers do this at the same time; when the server is down they fail together.
+        """
         while True:
             try:
                 return await action()
             except TransientError as error:
                 self._direct = None
                 self._failures += 1
-                await self._sleep(self._pause(error))
+                await self._sleep(self._pause(error, n_parallel))
 
     def progressed(self) -> None:
         self._failures = 0
 
-    def _pause(self, error: TransientError) -> float:
-        rounds = -(-self._failures // self._options.connections)  # all connections fail together
+    def _pause(self, error: TransientError, n_parallel: int) -> float:
+        rounds = -(-self._failures // n_parallel)
         if rounds >= self._options.max_attempts:
             message = f"{error.message}; gave up after {self._failures} attempts without progress"
             raise PullError(message, **error.details) from None

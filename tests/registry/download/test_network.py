@@ -1,0 +1,109 @@
+"""Where requests may go, and what they carry."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+import pytest
+
+from barrel_inference.errors import PullError
+from barrel_inference.registry.download.network import (
+    Credential,
+    Network,
+    NetworkPolicy,
+    check_url,
+    host_and_port,
+    is_private,
+    retry_after_s,
+)
+from tests.support.hub import Fault, Hub
+
+SECRET = "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "169.254.169.254", "0.0.0.0", "100.64.0.1"),
+        *("224.0.0.1", "::1", "::", "fe80::1", "fd00::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "2002:7f00:1::"),
+    ],
+)
+def test_private_addresses(address: str) -> None:
+    assert is_private(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "140.82.121.4", "2606:4700::1111"])
+def test_public_addresses(address: str) -> None:
+    assert not is_private(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize(
+    ("url", "cause"),
+    [
+        ("file:///etc/passwd", "refusing to follow file"),
+        ("ftp://example.com/x", "refusing to follow ftp"),
+        ("gopher://example.com", "refusing to follow gopher"),
+        ("http://example.com/x", "plain http"),
+        ("https://127.0.0.1/x", "private address"),
+        ("https://[::1]/x", "private address"),
+        ("https://169.254.169.254/latest/meta-data", "private address"),
+        ("https:///x", "refusing to follow"),
+    ],
+)
+def test_urls_that_are_refused(url: str, cause: str) -> None:
+    with pytest.raises(PullError, match=cause):
+        check_url(url, NetworkPolicy())
+
+
+async def get(hub: Hub, path: str, **policy: Any) -> int:
+    private = frozenset({host_and_port(hub.url)})
+    async with (
+        Network(NetworkPolicy(**{"private_hosts": private, "stall_s": 2.0, **policy})) as network,
+        await network.get(hub.url + path, credential=Credential(hub.url, SECRET)) as response,
+    ):
+        return response.status
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "http://127.0.0.1:9/x", "https://10.0.0.1/x", "//[::1]:9/"])
+async def test_redirects_to_where_nobody_should_go(hub: Hub, target: str) -> None:
+    hub.serve("/x", b"").faults = [Fault(redirect=target)]
+    with pytest.raises(PullError, match="refusing"):
+        await get(hub, "/x")
+
+
+async def test_names_that_stand_for_private_addresses(hub: Hub) -> None:
+    hub.serve("/x", b"").faults = [Fault(redirect="https://localhost:9/x")]
+    with pytest.raises(PullError, match="stands for the private address"):
+        await get(hub, "/x")
+
+
+async def test_redirects_end(hub: Hub) -> None:
+    hub.serve("/x", b"").faults = [Fault(redirect=f"{hub.url}/x")] * 50
+    with pytest.raises(PullError, match="more than 10 redirects"):
+        await get(hub, "/x")
+
+
+async def test_credentials_stay_with_their_host(hub: Hub) -> None:
+    with Hub() as other:
+        other.serve("/y", b"")
+        hub.serve("/x", b"").faults = [Fault(redirect=f"{other.url}/y")]
+        hosts = frozenset({host_and_port(hub.url), host_and_port(other.url)})
+        assert await get(hub, "/x", private_hosts=hosts) == 200
+        assert hub.seen[0].headers["authorization"] == SECRET
+        assert "authorization" not in other.seen[0].headers
+
+
+async def test_endless_bodies_are_cut(hub: Hub) -> None:
+    hub.serve("/x", b"x" * 1000).faults = [Fault(endless=True)]
+    async with Network(NetworkPolicy(private_hosts=frozenset({host_and_port(hub.url)}))) as network:
+        with pytest.raises(PullError, match="more than 100000 bytes"):
+            await network.read(f"{hub.url}/x", 100_000)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("5", 5.0), ("Thu, 01 Jan 1970 00:01:40 GMT", 40.0), ("99999", 120.0), ("soon", None), ("-3", None), (None, None)],
+)
+def test_retry_after(value: str | None, seconds: float | None) -> None:
+    assert retry_after_s(value, now=60.0) == seconds
