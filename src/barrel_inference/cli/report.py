@@ -60,7 +60,20 @@ def one_line(error: BarrelError) -> str:
 
 
 def print_json(value: Any) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    typer.echo(msgspec.json.format(msgspec.json.encode(_whole(value)), indent=2))
+
+
+def _whole(value: Any) -> Any:
+    """With the fields that have their default values, which structs leave out on the wire."""
+    match value:
+        case msgspec.Struct():
+            return {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
+        case dict():
+            return {key: _whole(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_whole(each) for each in value]
+        case _:
+            return value
 
 
 def human_bytes(count: float) -> str:

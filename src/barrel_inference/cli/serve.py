@@ -1,0 +1,90 @@
+"""``barrel-inference serve``: the server, until it is told to stop. Owns nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from barrel_inference.cli import local
+from barrel_inference.config import RuntimeConfig
+from barrel_inference.server.environment import address, configuration
+from barrel_inference.server.models.keepalive import FOREVER, parse_environment
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(serve)
+    app.command("start", hidden=True)(serve)
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Where to listen, as host[:port]. 127.0.0.1:8080")] = None,
+    port: Annotated[int | None, typer.Option(help="The port alone.")] = None,
+    parallel: Annotated[int | None, typer.Option(help="Requests of one model at a time.")] = None,
+    ctx: Annotated[int | None, typer.Option(help="Context of a request, and the most one may ask for.")] = None,
+    keep_alive: Annotated[str | None, typer.Option(help="How long an idle model stays: 10m, 1h, -1.")] = None,
+    preload: Annotated[list[str] | None, typer.Option(help="Load this model at the start; repeatable.")] = None,
+    insecure_no_auth: Annotated[
+        bool, typer.Option("--insecure-no-auth", help="Listen to other machines without API keys.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    json: Annotated[bool, typer.Option("--json", help="Say where it listens as a line of JSON.")] = False,
+) -> None:
+    """Serve Ollama's, OpenAI's and Anthropic's API on this machine.
+
+    Example: barrel-inference serve
+
+    Example: barrel-inference serve --host 0.0.0.0:11434 --parallel 8
+    """
+    flags: dict[str, Any] = {
+        "port": port,
+        "num_parallel": parallel,
+        "context_size": ctx,
+        "preload": preload,
+        "insecure_no_auth": insecure_no_auth or None,
+        "keep_alive_default_ms": None if keep_alive is None else _milliseconds(keep_alive),
+    }
+    if host is not None:
+        flags["host"], flags["port"] = address(host if port is None else f"{host}:{port}")
+    config = settings({name: value for name, value in flags.items() if value is not None}, ctx)
+    _log_to_stderr(log_level)
+    run(config, json)
+
+
+def settings(server: dict[str, Any], ctx: int | None = None) -> RuntimeConfig:
+    """All layers, with the disk tier that the commands share unless the configuration names tiers."""
+    flags: dict[str, Any] = {"server": server}
+    if ctx is not None:
+        flags["registry"] = {"max_context_size": ctx}
+    config = configuration(os.environ, flags)
+    return config if config.tiers else configuration(os.environ, {**flags, "tiers": (local.store(),)})
+
+
+def run(config: RuntimeConfig, json: bool = False) -> None:
+    from barrel_inference.server.serving import serve  # uvicorn and starlette, for this command only
+
+    def listening(url: str) -> None:
+        typer.echo(f'{{"url": "{url}"}}' if json else f"listening on {url}")
+        sys.stdout.flush()
+
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serve(config, listening=listening))
+    else:
+        uvloop.run(serve(config, listening=listening))
+
+
+def _milliseconds(text: str) -> int:
+    seconds = parse_environment(text, 300.0)
+    return -1 if seconds == FOREVER else round(seconds * 1000)
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
