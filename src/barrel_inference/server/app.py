@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.registry import Registry
+from barrel_inference.server.anthropic import routes as anthropic
 from barrel_inference.server.http import auth, plain
 from barrel_inference.server.http.metrics import Metrics, Sample
 from barrel_inference.server.http.middleware import Access, Body, Guard, Records
@@ -38,6 +39,7 @@ from barrel_inference.server.native.housekeeping import Housekeeping
 from barrel_inference.server.native.models import Asking
 from barrel_inference.server.native.operations import Operating
 from barrel_inference.server.ollama import routes as ollama
+from barrel_inference.server.openai import routes as openai
 from barrel_inference.server.service import ModelService
 from barrel_inference.worker.memory import MemoryReader, PsutilMemory
 
@@ -110,6 +112,8 @@ class Server:
     def _operations(self, runtime: Runtime) -> list[Operation]:
         loopback = auth.is_loopback(self._options.host)
         found = ollama.routes(self.service, self._registry, local_files=loopback)
+        for dialect in (openai, anthropic):
+            found += dialect.routes(self.service, keep_alive=self._options.v1_keep_alive)
         found += Asking(self.service, runtime.cache).operations()
         found += Housekeeping(self._registry).operations() if self._registry is not None else []
         found += Operating(self._health, self.metrics, lambda: self.operations).operations()

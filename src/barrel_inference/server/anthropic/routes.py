@@ -79,9 +79,9 @@ class Anthropic:
         begun = False
         async with aclosing(_with_silences(self._service.chat(asked), self._ping_s)) as events:
             async for event in events:
-                if not begun:
+                if event is not None and not begun:
                     begun = True
-                    for piece in writer.begin():
+                    for piece in writer.begin(event):
                         yield _encoded(piece)
                 for piece in [wire.Ping()] if event is None else writer.take(event):
                     yield _encoded(piece)

@@ -27,15 +27,14 @@ class Writer:
     """``begin``, ``take`` for each event; ``message`` grows to the whole answer."""
 
     def __init__(self, model: str) -> None:
-        usage = wire.Usage(input_tokens=0, output_tokens=0)
-        self.message = wire.Message(id=ids.new("msg_"), model=model, content=[], usage=usage)
+        self.message = wire.Message(id=ids.new("msg_"), model=model, content=[], usage=usage(Usage()))
         self._block: wire.BlockOut | None = None
         self._arguments = ""
 
-    def begin(self, input_tokens: int = 0) -> Events:
-        """``input_tokens``: of the whole prompt, when they are known before it has been read."""
-        usage = wire.Usage(input_tokens=input_tokens, output_tokens=0)
-        start = wire.Message(id=self.message.id, model=self.message.model, content=[], usage=usage)
+    def begin(self, event: Event) -> Events:
+        """``event``: the first one, which knows the prompt's usage."""
+        known = usage(event.usage or Usage())
+        start = wire.Message(id=self.message.id, model=self.message.model, content=[], usage=known)
         yield wire.MessageStart(message=start)
         yield wire.Ping()
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from barrel_inference.chat import schema
 from barrel_inference.errors import InvalidRequestError, UnsupportedError
 from barrel_inference.server import neutral
 from barrel_inference.server.anthropic import wire
 from barrel_inference.types import Constraint, Message
-
-# A header some agents put at the head of every prompt, different each time: no part of the conversation.
-_BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.IGNORECASE)
-MAX_THINKING_SHARE = 0.9
 
 
 def count(body: wire.CountRequest) -> neutral.ChatRequest:
@@ -26,23 +23,17 @@ def count(body: wire.CountRequest) -> neutral.ChatRequest:
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         think=_think(body),
+        think_if_able=True,  # agents ask every model
         continue_final=bool(body.messages) and body.messages[-1].role == "assistant",
     )
 
 
 def messages(body: wire.MessagesRequest, *, keep_alive: bool = False) -> neutral.ChatRequest:
     _refuse_unsupported(body)
-    asked = count(body)
-    return neutral.ChatRequest(
-        model=asked.model,
-        messages=asked.messages,
-        tools=asked.tools,
-        tool_choice=asked.tool_choice,
-        parallel_tool_calls=asked.parallel_tool_calls,
+    return msgspec.structs.replace(
+        count(body),
         constraint=_constraint(body),
-        think=asked.think,
         think_budget=_budget(body),
-        continue_final=asked.continue_final,
         options=_options(body),
         keep_alive=body.keep_alive if keep_alive else None,
     )
@@ -120,9 +111,8 @@ def _tool_choice(choice: wire.ToolChoice | None) -> neutral.ToolChoice:
 
 
 def _system(system: str | Sequence[wire.TextBlock] | None) -> Iterable[Message]:
-    blocks = [system] if isinstance(system, str) else [block.text for block in system or ()]
-    texts = [text for block in blocks if (text := _BILLING.sub("", block))]
-    if texts:
+    texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
+    if any(texts):
         yield Message(role="system", content="\n\n".join(texts))
 
 
