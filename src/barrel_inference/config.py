@@ -12,6 +12,7 @@ from barrel_inference.types import Exactness, TierKind
 KvType = Literal["f16", "f32", "bf16", "q4_0", "q5_0", "q5_1", "q8_0"]
 WeightResidency = Literal["eager", "lazy", "pinned", "lazy_then_pin_resident"]
 FingerprintMode = Literal["safe", "gguf_chunked", "fast_unsafe"]
+Steady = Literal["off", "billing", "clock"]  # what of moving parts is taken out of system messages; see chat/steady.py
 PressureSource = Literal["none", "system", "nvidia_smi"]
 
 Natural = Annotated[int, Meta(ge=0, le=2**40)]
@@ -153,6 +154,8 @@ class ServerOptions(Options, frozen=True):
     read_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0  # for a client to send its head, or more of its body
     keep_alive_default_ms: Annotated[int, Meta(ge=-1, le=2**53)] = 300_000  # -1: models stay loaded
     v1_keep_alive: bool = False  # whether keep_alive in requests to /v1 counts
+    ping_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0  # of silence in a stream, then clients are told to wait on
+    steady_prompts: Steady = "billing"
     max_loaded_models: Natural = 0  # as many as fit
     num_parallel: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 4  # requests of one model at a time
     max_queue: Natural = 512  # of one model

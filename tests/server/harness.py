@@ -87,8 +87,7 @@ class RunningServer:
         self._loop = asyncio.get_running_loop()
         bound = bind(self.config.server)
         async with AsyncRuntime(self.config) as runtime:
-            registry = Registry(Path(str(self.config.model_cache_dir)), self.config.registry)
-            self.server = Server(self.config, runtime, registry)
+            self.server = Server(self.config, runtime, Registry.configured(self.config))
             self.listener = Listener(self.config.server, self.server, runtime, self._listening)
             self.url = url_of(bound)
             await self.listener.serve(sockets=[bound])

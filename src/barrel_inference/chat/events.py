@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from barrel_inference.types import Completion, TokenLogprob, Value
+from barrel_inference.types import Completion, TokenLogprob, Usage, Value
 
 AnswerEnd = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 class Piece(Value, frozen=True, kw_only=True, tag=True):
-    """Base of all events. ``index``: which of n answers."""
+    """Base of all events. ``index``: which of n answers. ``usage``: of the prompt; with an answer's first event only."""
 
     index: int = 0
+    usage: Usage | None = None
 
 
 class Content(Piece, frozen=True, kw_only=True):

@@ -28,8 +28,9 @@ from barrel_inference.chat.events import (
 from barrel_inference.chat.template import Template
 from barrel_inference.errors import InvalidRequestError, UnsupportedError
 from barrel_inference.server import thinking
-from barrel_inference.server.neutral import ChatRequest, ToolChoice
-from barrel_inference.types import Chunk, Completion, Message, ModelInfo, TokenLogprob
+from barrel_inference.server.http import record
+from barrel_inference.server.neutral import ChatRequest, Think, ToolChoice
+from barrel_inference.types import Chunk, Completion, Message, ModelInfo, TokenLogprob, Usage
 
 
 class Features(NamedTuple):
@@ -102,7 +103,7 @@ def _pair(markers: Any) -> tuple[str, str] | None:
 async def _prompt(model: AsyncModel, request: ChatRequest) -> Fitted:
     """Rendered on another thread: long conversations take milliseconds, a hostile template all its time."""
     dialogue = await asyncio.to_thread(_dialogue_of, model.info(), request.chat_template)
-    turn = _turn(request)
+    turn = await asyncio.to_thread(_turn, request, dialogue)
     prompt = await asyncio.to_thread(dialogue.prompt, turn)
     if not request.truncate or await _fits(model, prompt):
         return Fitted(prompt)
@@ -142,7 +143,7 @@ def _adds_special(model: AsyncModel, text: str) -> bool:
     return not (bos and text.startswith(bos))
 
 
-def _turn(request: ChatRequest) -> Turn:
+def _turn(request: ChatRequest, dialogue: Dialogue) -> Turn:
     if not request.messages:
         raise InvalidRequestError("a conversation needs at least one message", option="messages")
     return Turn(
@@ -151,11 +152,18 @@ def _turn(request: ChatRequest) -> Turn:
         choice=_choice(request.tool_choice),
         parallel=request.parallel_tool_calls,
         constraint=request.constraint,
-        think=request.think,
+        think=_think(request, dialogue),
         documents=request.documents,
         template=request.template,
         continue_final=request.continue_final,
     )
+
+
+def _think(request: ChatRequest, dialogue: Dialogue) -> Think:
+    if request.think_if_able and request.think and not dialogue.can_think:
+        record.current().ignored += ("thinking",)
+        return None
+    return request.think
 
 
 def _choice(choice: ToolChoice) -> str:
@@ -200,12 +208,15 @@ class _Answer:
         self._parser = prompt.parser()
         self._index = index
         self._logprobs: list[TokenLogprob] = []  # of text that the parser still holds back
+        self._usage: Usage | None = None  # until the first event
         self.written = ""
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
 
     def take(self, chunk: Chunk) -> list[Event]:
+        if not self.written:  # later ones are of a generation that goes on behind a budget
+            self._usage = chunk.usage or self._usage
         self.written += chunk.text
         self._logprobs += chunk.logprobs
         pieces = self._parser.feed(chunk.text) if chunk.text else []
@@ -225,7 +236,8 @@ class _Answer:
             case CallArguments(call=call, text=text):
                 self._calls[call]["function"]["arguments"] += text
         self._logprobs.clear()
-        return cast(Event, msgspec.structs.replace(piece, index=self._index))
+        usage, self._usage = self._usage, None
+        return cast(Event, msgspec.structs.replace(piece, index=self._index, usage=usage))
 
     def message(self) -> dict[str, Any]:
         """What the client has been given."""

@@ -66,6 +66,7 @@ class ChatRequest(Value, frozen=True):
     parallel_tool_calls: bool = True
     constraint: Constraint | None = None  # of the answer's content; begins after the thinking
     think: Think = None
+    think_if_able: bool = False  # a model that cannot answers without; the answer's head says so
     think_budget: int | None = None  # tokens; then the thinking is ended for the model
     documents: tuple[dict[str, Any], ...] = ()
     template: dict[str, Any] = msgspec.field(default_factory=dict)  # further keywords for the chat template

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from barrel_inference.chat import steady
 from barrel_inference.config import ServerOptions
 from barrel_inference.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
 from barrel_inference.server import chat, insert
@@ -43,7 +44,7 @@ class ModelService:
     def __init__(self, catalog: Catalog, pool: Pool, options: ServerOptions, pull: Pull | None = None) -> None:
         self.catalog = catalog
         self.pool = pool
-        self._options = options
+        self._steady = options.steady_prompts
         self._pull = pull
 
     # ---- generating
@@ -58,11 +59,16 @@ class ModelService:
                 yield event
 
     async def chat_with(self, lease: Lease, request: ChatRequest, wish: Parameters) -> AsyncGenerator[Event, None]:
-        async with aclosing(chat.chat_events(lease.model, merged(lease.entry, request, wish))) as events:
+        async with aclosing(chat.chat_events(lease.model, self.whole(lease, request, wish))) as events:
             async for event in events:
                 if isinstance(event, Finished):
                     record.current().complete(event.completion)
                 yield event
+
+    def whole(self, lease: Lease, request: ChatRequest, wish: Parameters) -> ChatRequest:
+        """As the model is to read it: with what its manifest adds, without what would move its head."""
+        request = msgspec.structs.replace(request, messages=steady.messages(request.messages, self._steady))
+        return merged(lease.entry, request, wish)
 
     async def complete(self, request: CompletionRequest, wish: Parameters = PLAIN) -> AsyncGenerator[Chunk, None]:
         async with (
@@ -86,7 +92,7 @@ class ModelService:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         async with self.lease(request.model, PLAIN, request.keep_alive) as lease:
-            return await chat.count_tokens(lease.model, merged(lease.entry, request, PLAIN))
+            return await chat.count_tokens(lease.model, self.whole(lease, request, PLAIN))
 
     async def embed(self, request: EmbedRequest, wish: Parameters = PLAIN) -> Embedding:
         async with self.lease(request.model, wish, request.keep_alive, embeddings=True) as lease:

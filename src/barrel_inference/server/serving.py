@@ -11,7 +11,6 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import uvicorn
 
@@ -38,8 +37,7 @@ async def serve(config: RuntimeConfig, *, listening: Callable[[str], None] = lam
     runtime = AsyncRuntime(config)
     await runtime.start()
     try:
-        root = None if config.model_cache_dir is None else Path(config.model_cache_dir)
-        server = Server(config, runtime, Registry(root, config.registry))
+        server = Server(config, runtime, Registry.configured(config))
         await Listener(config.server, server, runtime, listening).serve(sockets=[bound])
     finally:
         await runtime.close()

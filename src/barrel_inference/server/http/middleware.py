@@ -71,7 +71,7 @@ class Records:
 
 def _add_headers(message: Message, entry: Record) -> None:
     headers = MutableHeaders(scope=message)
-    headers["x-request-id"] = entry.id
+    headers["x-request-id"] = headers["request-id"] = entry.id  # OpenAI's name for it, and Anthropic's
     headers["x-content-type-options"] = "nosniff"
     if entry.ignored:
         names = [name for name in entry.ignored if name.isascii() and name.isprintable()]
@@ -156,7 +156,7 @@ def _readable(send: Send, origin: str | None) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers["access-control-allow-origin"] = origin
-            headers["access-control-expose-headers"] = "X-Request-ID, Retry-After, X-Ignored-Options"
+            headers["access-control-expose-headers"] = "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options"
             headers.add_vary_header("Origin")
         await send(message)
 

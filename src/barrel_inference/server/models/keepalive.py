@@ -73,7 +73,7 @@ class KeepAlive:
 
     def __init__(self, timers: Timers, default_s: float, expired: Callable[[], None]) -> None:
         self.active = 0
-        self.keep_s = default_s
+        self.keep_s = self._default_s = default_s
         self.last_used = timers.time()
         self._timers = timers
         self._expired = expired
@@ -98,9 +98,10 @@ class KeepAlive:
         if not self.active:
             self._arm()
 
-    def stop(self) -> None:
-        """The model is gone."""
+    def forget(self) -> None:
+        """The model goes: the next load begins with the default."""
         self._disarm()
+        self.keep_s = self._default_s
 
     def left_s(self) -> float:
         """Until it is unloaded: FOREVER while a request runs or when it is held."""

@@ -14,7 +14,7 @@ import msgspec
 
 from barrel_inference.aio import AsyncModel
 from barrel_inference.config import ContextOpts, ServerOptions
-from barrel_inference.errors import OutOfMemoryError
+from barrel_inference.errors import OutOfMemoryError, QueueFullError
 from barrel_inference.registry import gguf
 from barrel_inference.server.failures import ShuttingDownError
 from barrel_inference.server.http import record
@@ -59,8 +59,7 @@ class Pool:
         self._memory = memory
         self._timers = timers
         self._slots: dict[str, Slot] = {}
-        self._room = asyncio.Lock()
-        self._idle = asyncio.Event()  # set whenever a slot falls idle
+        self._changed = asyncio.Event()  # set whenever a slot falls idle or gives memory back
         self._closing = False
 
     # ---- requests
@@ -93,7 +92,7 @@ class Pool:
         finally:
             slot.keep.leave()
             if not slot.keep.active:
-                self._idle.set()
+                self._changed.set()
 
     def context(self, entry: Entry, n_ctx: int | None = None) -> int:
         """What a request gets that wants ``n_ctx``: at most max_context, and what the model was trained on."""
@@ -129,13 +128,13 @@ class Pool:
             left = deadline - self._timers.time()
             if left <= 0:
                 break
-            self._idle.clear()
+            self._changed.clear()
             try:
-                await asyncio.wait_for(self._idle.wait(), left)
+                await asyncio.wait_for(self._changed.wait(), left)
             except TimeoutError:
                 break
         for slot in self._slots.values():
-            slot.keep.stop()
+            slot.keep.forget()
 
     # ---- slots
 
@@ -170,6 +169,7 @@ class Pool:
             gate=Gate(options["context_opts"]["n_seq_max"], options_of.max_queue, options_of.queue_timeout_s),
             keep_s=FOREVER if keep_ms < 0 else keep_ms / 1000,
             make_room=self._make_room,
+            freed=self._changed.set,
             hold=self._hold,
         )
 
@@ -183,28 +183,40 @@ class Pool:
         needed = await self._need(slot, n_ctx)
         if needed > self._memory.system().total * (1 - fit.RESERVE):
             raise self._too_large(slot, needed)
-        async with self._room:
-            while True:
-                others = [each for each in self._slots.values() if each.bytes and each is not slot]
-                free = fit.headroom(self._memory.system(), sum(each.bytes for each in others))
-                if needed <= free and not self._too_many(others):
-                    slot.bytes = needed
-                    return
-                await self._evict(slot, others, needed)
+        try:
+            async with asyncio.timeout(self._options.queue_timeout_s or None):
+                while not self._reserve(slot, needed):
+                    await self._evict(slot, needed)
+        except TimeoutError:
+            raise QueueFullError(
+                f"server busy: no memory for model '{slot.entry.name}' became free", retry_after_s=60
+            ) from None
+
+    def _reserve(self, slot: Slot, needed: int) -> bool:
+        others = self._others(slot)
+        free = fit.headroom(self._memory.system(), sum(each.bytes for each in others))
+        if needed > free or self._too_many(others):
+            return False
+        slot.bytes = needed
+        return True
+
+    def _others(self, slot: Slot) -> list[Slot]:
+        return [each for each in self._slots.values() if each.bytes and each is not slot]
 
     def _too_many(self, others: list[Slot]) -> bool:
         return 0 < self._options.max_loaded_models <= len(others)
 
-    async def _evict(self, slot: Slot, others: list[Slot], needed: int) -> None:
+    async def _evict(self, slot: Slot, needed: int) -> None:
         """The least valuable idle model; or, while all are busy, wait until one is not."""
+        others = self._others(slot)
         idle = {each.id: each for each in others if not each.keep.active}
         if idle:
             now = self._timers.time()
             candidates = [fit.Candidate(s.id, s.load_s, now - s.keep.last_used) for s in idle.values()]
             await idle[min(candidates, key=fit.value).id].unloaded()
         elif others:
-            self._idle.clear()
-            await self._idle.wait()
+            self._changed.clear()
+            await self._changed.wait()
         else:
             raise self._too_large(slot, needed)
 

@@ -42,7 +42,7 @@ def free(entry: Entry) -> AbstractContextManager[None]:
 
 class Slot:
     """``make_room(slot, n_ctx)`` is awaited before each load and may refuse it. ``load`` are the options of load_model
-    without n_ctx. ``hold`` keeps the model's files from being collected."""
+    without n_ctx. ``hold`` keeps the model's files from being collected. ``freed`` hears that memory was given back."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Slot:
         gate: Gate,
         keep_s: float,
         make_room: Callable[[Slot, int], Awaitable[None]],
+        freed: Callable[[], None],
         hold: Hold = free,
     ) -> None:
         self.id = model_id
@@ -69,6 +70,7 @@ class Slot:
         self._runtime = runtime
         self._timers = timers
         self._make_room = make_room
+        self._freed = freed
         self._hold = hold
         self._held = ExitStack()
         self._using = 0
@@ -107,13 +109,16 @@ class Slot:
     def unload(self) -> None:
         """Begin to, unless a request came in the meantime."""
         if self._change is None and self.model is not None and not self.keep.active:
+            self.keep.forget()
             self._begin(self._unload())
 
     async def unloaded(self) -> None:
-        """Unload now; for idle models."""
-        self.unload()
-        if self._change is not None:
-            await self._changed()
+        """Unload now; for idle models. A load that nobody waits for any more is let finish first."""
+        while self._change is not None or self.model is not None:
+            self.unload()
+            if self._change is None:
+                return  # a request came
+            await asyncio.wait([self._change])
 
     def _begin(self, change: Coroutine[Any, Any, None]) -> None:
         self._change = asyncio.create_task(change)
@@ -168,3 +173,4 @@ class Slot:
     def _let_go(self) -> None:
         self.bytes = 0
         self._held.close()
+        self._freed()

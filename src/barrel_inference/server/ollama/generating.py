@@ -20,7 +20,7 @@ from barrel_inference.server.models.pool import Lease
 from barrel_inference.server.ollama import translate, wire
 from barrel_inference.server.ollama.failure import embed_failure, failure, line
 from barrel_inference.server.ollama.pieces import Piece, Writer, joined, ns
-from barrel_inference.server.service import ModelService, merged
+from barrel_inference.server.service import ModelService
 from barrel_inference.types import Embedding
 
 Pieces = AsyncGenerator[Piece, None]
@@ -150,7 +150,7 @@ class Generating:
         wish = translate.wish(found)
         async with self._service.lease(body.model, wish, body.keep_alive) as lease:
             if context or body.debug_render_only:
-                text = await chat.render(lease.model, merged(lease.entry, asked, wish))
+                text = await chat.render(lease.model, self._service.whole(lease, asked, wish))
             if body.debug_render_only:
                 yield writer.debug(text)
                 return

@@ -1,0 +1,84 @@
+"""Ollama's options to ours: types as Ollama checks them, load options apart from sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barrel_inference.aio.params import parse
+from barrel_inference.errors import InvalidRequestError
+from barrel_inference.server.models.parameters import merge, merged, translate
+
+
+def test_each_goes_where_it_belongs() -> None:
+    found = translate(
+        {"temperature": 0, "num_ctx": 8192, "num_thread": 4, "num_gpu": 99, "stop": "x", "num_predict": 7, "seed": 3}
+    )
+    assert found.request == {"temperature": 0.0, "stop": ["x"], "max_tokens": 7, "seed": 3}
+    assert found.load == {"context_opts": {"n_threads": 4}, "model_opts": {"n_gpu_layers": 99}}
+    assert found.n_ctx == 8192
+
+
+def test_values_that_leave_the_choice_to_us() -> None:
+    found = translate(
+        {"num_predict": -1, "seed": -1, "num_thread": 0, "num_gpu": -1, "num_batch": 0, "num_ctx": 0, "top_k": None}
+    )
+    assert found == translate({})
+
+
+def test_floats_given_for_integers_are_cut() -> None:
+    assert translate({"top_k": 40.9, "num_ctx": 4096.5}).request == {"top_k": 40}
+
+
+def test_unknown_names_are_reported() -> None:
+    assert translate({"tfs_z": 1, "wibble": 2}).ignored == ("tfs_z", "wibble")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "kind"),
+    [
+        ("num_ctx", "4096", "integer"),
+        ("num_ctx", True, "integer"),
+        ("seed", float("nan"), "integer"),
+        ("temperature", "hot", "float32"),
+        ("use_mmap", 1, "boolean"),
+        ("stop", 5, "an array of strings"),
+        ("stop", ["a", 5], "an array of strings"),
+    ],
+)
+def test_wrong_types(option: str, value: Any, kind: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        translate({option: value})
+    assert caught.value.message == f'option "{option}" must be of type {kind}'
+
+
+def test_the_second_wins_option_by_option() -> None:
+    first = translate({"temperature": 1, "top_k": 5, "num_thread": 1, "num_ctx": 100})
+    second = translate({"top_k": 9, "num_batch": 64})
+    both = merged(first, second)
+    assert both.request == {"temperature": 1.0, "top_k": 9}
+    assert both.load == {"context_opts": {"n_threads": 1, "n_batch": 64}}
+    assert both.n_ctx == 100
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["temperature", "top_k", "num_ctx", "stop", "seed", "num_predict", "use_mmap", "min_p"]),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.text(max_size=3)),
+    )
+)
+def test_anything_is_either_translated_or_refused(options: dict[str, Any]) -> None:
+    try:
+        found = translate(options)
+        parse(found.request)
+    except InvalidRequestError:
+        return
+
+
+def test_merge_does_not_change_its_arguments() -> None:
+    first, second = {"a": {"x": 1}}, {"a": {"y": 2}, "b": 3}
+    assert merge(first, second) == {"a": {"x": 1, "y": 2}, "b": 3}
+    assert (first, second) == ({"a": {"x": 1}}, {"a": {"y": 2}, "b": 3})

@@ -1,0 +1,257 @@
+"""Loading once for many, reloading upward, unloading, and making room; on a runtime of names and a clock by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from barrel_inference.config import ServerOptions
+from barrel_inference.errors import LoadError, OutOfMemoryError, QueueFullError
+from barrel_inference.server.failures import ShuttingDownError
+from barrel_inference.server.models.catalog import Entry
+from barrel_inference.server.models.fit import WORKER_BYTES, kv_bytes_per_token
+from barrel_inference.server.models.pool import Pool
+from barrel_inference.worker.memory import FakeMemory
+from tests.server.fakes import FakeRuntime, FakeTimers
+
+A, B, C = (Entry(name=f"{name}:latest") for name in "abc")
+
+
+class World:
+    """``fits``: how many models the memory holds."""
+
+    def __init__(self, fits: float = 100, **options: Any) -> None:
+        self.runtime = FakeRuntime()
+        self.timers = FakeTimers()
+        size = int(WORKER_BYTES * fits / 0.95) + 1
+        self.memory = FakeMemory(total=size, available=size)
+        self.pool = Pool(
+            self.runtime,
+            ServerOptions(**{"num_parallel": 2, **options}),
+            memory=self.memory,
+            timers=self.timers,
+            max_context=4096,
+        )
+
+    async def use(self, entry: Entry, **options: Any) -> None:
+        async with self.pool.lease(entry, **options):
+            pass
+
+    @property
+    def loaded(self) -> set[str]:
+        return {slot.entry.name[0] for slot in self.pool.loaded()}
+
+    @property
+    def loads(self) -> str:
+        return "".join(name[0] for name, _ in self.runtime.loads)
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_many_callers_load_once() -> None:
+    world = World(num_parallel=8)
+    world.runtime.gate.clear()
+    tasks = [asyncio.create_task(world.use(A)) for _ in range(8)]
+    await settle()
+    world.runtime.gate.set()
+    await asyncio.gather(*tasks)
+    assert world.loads == "a"
+
+
+async def test_a_caller_who_leaves_does_not_stop_the_load_of_the_others() -> None:
+    world = World()
+    world.runtime.gate.clear()
+    first, second = (asyncio.create_task(world.use(A)) for _ in range(2))
+    await settle()
+    first.cancel()
+    await settle()
+    world.runtime.gate.set()
+    await second
+    assert world.loads == "a"
+
+
+async def test_a_failed_load_is_everybodys_answer_and_the_next_request_tries_again() -> None:
+    world = World()
+    world.runtime.error = LoadError("no")
+    world.runtime.gate.clear()
+    tasks = [asyncio.create_task(world.use(A)) for _ in range(2)]
+    await settle()
+    world.runtime.gate.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [LoadError, LoadError]
+    await world.use(A)
+    assert world.loads == "aa"
+
+
+async def test_a_smaller_context_is_served_by_a_larger_one() -> None:
+    world = World()
+    await world.use(A, n_ctx=2048)
+    await world.use(A, n_ctx=512)
+    assert world.loads == "a"
+    await world.use(A, n_ctx=4096)
+    assert world.loads == "aa"
+    assert [options["context_opts"]["n_ctx"] for _, options in world.runtime.loads] == [2048, 4096]
+
+
+async def test_a_larger_context_waits_for_who_uses_the_smaller_one() -> None:
+    world = World()
+    async with world.pool.lease(A, n_ctx=512) as lease:
+        larger = asyncio.create_task(world.use(A, n_ctx=1024))
+        await settle()
+        assert world.runtime.unloads == []
+        assert lease.n_ctx == 512
+    await larger
+    assert world.runtime.unloads == ["a:latest"]
+
+
+async def test_nobody_gets_more_than_is_allowed_or_trained_on() -> None:
+    world = World()
+    await world.use(A, n_ctx=1_000_000)
+    await world.use(Entry(name="small:latest", context_size=256), n_ctx=1024)
+    assert [options["context_opts"]["n_ctx"] for _, options in world.runtime.loads] == [4096, 256]
+
+
+async def test_idle_models_are_unloaded_in_time() -> None:
+    world = World(keep_alive_default_ms=60_000)
+    await world.use(A)
+    await world.use(B, keep_s=10.0)
+    world.timers.advance(10)
+    await settle()
+    assert world.loaded == {"a"}
+    world.timers.advance(50)
+    await settle()
+    assert world.loaded == set()
+    assert world.runtime.unloads == ["b:latest", "a:latest"]
+
+
+async def test_a_request_during_an_unload_loads_again() -> None:
+    world = World()
+    await world.use(A, keep_s=0.0)
+    await world.use(A)
+    await settle()
+    assert world.loads == "aa"
+    assert world.loaded == {"a"}
+
+
+async def test_keep_alive_zero_waits_for_running_requests() -> None:
+    world = World()
+    async with world.pool.lease(A):
+        world.pool.keep_alive(A, 0.0)
+        await settle()
+        assert world.loaded == {"a"}
+    await settle()
+    assert world.loaded == set()
+
+
+async def test_the_least_valuable_idle_model_makes_room() -> None:
+    world = World(fits=2)
+    await world.use(A)
+    world.timers.advance(5)
+    await world.use(B)
+    await world.use(C)
+    assert world.loaded == {"b", "c"}
+
+
+async def test_a_busy_model_is_never_evicted() -> None:
+    world = World(fits=2)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(world.pool.lease(A))
+        await world.use(B)
+        world.timers.advance(100)
+        await world.use(C)
+        assert world.loaded == {"a", "c"}
+
+
+async def test_while_all_are_busy_a_load_waits() -> None:
+    world = World(fits=1)
+    async with world.pool.lease(A):
+        waiting = asyncio.create_task(world.use(B))
+        await settle()
+        assert world.loads == "a"
+    await asyncio.wait_for(waiting, 5)
+    assert world.loaded == {"b"}
+
+
+async def test_what_never_fits_is_refused_with_the_sizes() -> None:
+    world = World(fits=0.5)
+    with pytest.raises(OutOfMemoryError, match=r"needs 0\.2 GB of memory; 0\.1 of 0\.1 GB are free"):
+        await world.use(A)
+
+
+async def test_memory_that_others_use_is_no_room() -> None:
+    world = World(fits=4)
+    world.memory.available = WORKER_BYTES // 2
+    with pytest.raises(OutOfMemoryError):
+        await world.use(A)
+
+
+async def test_max_loaded_models() -> None:
+    world = World(max_loaded_models=1)
+    await world.use(A)
+    await world.use(B)
+    assert world.loaded == {"b"}
+
+
+async def test_the_queue_is_bounded() -> None:
+    world = World(num_parallel=1, max_queue=0)
+    async with world.pool.lease(A):
+        with pytest.raises(QueueFullError):
+            await world.use(A)
+
+
+async def test_a_worker_that_failed_for_good_is_loaded_anew() -> None:
+    world = World()
+    async with world.pool.lease(A) as lease:
+        lease.model.phase = "failed"  # type: ignore[attr-defined]
+    await world.use(A)
+    assert world.loads == "aa"
+
+
+async def test_the_end_waits_for_what_runs_and_refuses_what_comes() -> None:
+    world = World()
+    async with world.pool.lease(A):
+        closing = asyncio.create_task(world.pool.close())
+        await settle()
+        assert not closing.done()
+        with pytest.raises(ShuttingDownError):
+            await world.use(B)
+    await asyncio.wait_for(closing, 5)
+
+
+async def test_hints_count_only_when_they_load() -> None:
+    world = World()
+    await world.use(A, hints={"context_opts": {"n_threads": 3}})
+    await world.use(A, hints={"context_opts": {"n_threads": 1}})
+    assert [options["context_opts"].get("n_threads") for _, options in world.runtime.loads] == [3]
+
+
+async def test_any_order_of_requests_ends_with_nothing_in_use() -> None:
+    world = World(fits=2, num_parallel=2)
+
+    async def client(entry: Entry, n_ctx: int) -> None:
+        for _ in range(5):
+            async with world.pool.lease(entry, n_ctx=n_ctx):
+                await asyncio.sleep(0.001)
+
+    clients = [client(entry, n_ctx) for entry in (A, B, C) for n_ctx in (256, 1024)]
+    await asyncio.wait_for(asyncio.gather(*clients), 30)
+    assert all(slot.gate.running == slot.gate.waiting == slot.keep.active == 0 for slot in world.pool.slots())
+    assert len(world.loaded) <= 2
+
+
+def test_kv_bytes_per_token() -> None:
+    metadata = {
+        "general.architecture": "llama",
+        "llama.block_count": 30,
+        "llama.embedding_length": 576,
+        "llama.attention.head_count": 9,
+        "llama.attention.head_count_kv": 3,
+    }
+    assert kv_bytes_per_token(metadata) == 30 * 3 * (64 + 64) * 2
+    assert kv_bytes_per_token(metadata, "q8_0", "q8_0") == int(30 * 3 * 128 * 8.5 / 8)
