@@ -117,6 +117,8 @@ def _set(ggml: Any, metadata: int, key: bytes, value: Any) -> None:
 def _fill(ggml: Any, tensor: int) -> None:
     name = ggml.ggml_get_name(tensor)
     values = np.random.default_rng(crc32(name)).normal(0, 0.1, ggml.ggml_nelements(tensor)).astype(np.float32)
+    if b"norm" in name:
+        values += 1  # or attention sees next to nothing
     if b"ssm_a" in name:
         values = -np.abs(values)  # a decay
     is_f32 = ctypes.cast(tensor, ctypes.POINTER(ctypes.c_int32))[0] == _TYPE_F32

@@ -83,7 +83,7 @@ def _set_adapters(context: Any, weights: Weights) -> None:
     if not weights.adapters:
         return
     count = len(weights.adapters)
-    pointers = (ctypes.c_void_p * count)(*(adapter for adapter, _ in weights.adapters))
+    pointers = (lib.llama_adapter_lora_p_ctypes * count)(*(adapter for adapter, _ in weights.adapters))
     scales = (ctypes.c_float * count)(*(scale for _, scale in weights.adapters))
     if lib.llama_set_adapters_lora(context, pointers, count, scales) != 0:
         raise LoadError(f"the LoRA adapters cannot be applied: {log_tail.reason('unknown reason')}")
