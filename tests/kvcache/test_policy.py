@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from barrel_inference.config import Policy
 from barrel_inference.kvcache.policy import (
     HALF_LIFE_S,
+    Facts,
     Rate,
     cold_limit,
     cold_resume,
@@ -92,8 +93,8 @@ def names(chosen: object) -> list[int]:
 
 def test_leaves_go_first_then_their_parents() -> None:
     chain = [stored(0, 1), stored(1, 2), stored(2, 3)]
-    assert names(victims(chain, 25, now=0, cost_s=lambda one: 1.0, hits={})) == [3, 2, 1]
-    assert names(victims(chain, 10, now=0, cost_s=lambda one: 1.0, hits={})) == [3]
+    assert names(victims(chain, 25, now=0, facts=lambda one: Facts(1.0, 0), hits={})) == [3, 2, 1]
+    assert names(victims(chain, 10, now=0, facts=lambda one: Facts(1.0, 0), hits={})) == [3]
 
 
 def test_cheap_and_old_first_pinned_last_protected_never() -> None:
@@ -103,7 +104,7 @@ def test_cheap_and_old_first_pinned_last_protected_never() -> None:
         flat,
         100,
         now=5000,
-        cost_s=lambda one: 1.0,
+        facts=lambda one: Facts(1.0, 0),
         hits={key[2]: 8},
         pinned={key[1]},
         protected={key[3]},
@@ -111,10 +112,18 @@ def test_cheap_and_old_first_pinned_last_protected_never() -> None:
     assert names(chosen) == [4, 2, 1]
 
 
+def test_fresh_ones_stay_and_orphans_go_first() -> None:
+    flat = [stored(0, 1), stored(0, 2, used_at=95), stored(9, 3, used_at=50)]
+    chosen = victims(
+        flat, 100, now=100, facts=lambda one: Facts(1.0, 64 * (one.name.parent != f"{0:032x}")), hits={}, fresh_s=10
+    )
+    assert names(chosen) == [3, 1]
+
+
 def test_no_namespace_falls_below_its_floor() -> None:
     flat = [stored(0, i, used_at=0, namespace="a") for i in range(1, 4)]
     flat += [stored(0, i, used_at=99, namespace="b") for i in range(4, 7)]
-    chosen = names(victims(flat, 60, now=100, cost_s=lambda one: 1.0, hits={}, floors={"a": 20, "b": 10}))
+    chosen = names(victims(flat, 60, now=100, facts=lambda one: Facts(1.0, 0), hits={}, floors={"a": 20, "b": 10}))
     assert len([key for key in chosen if key < 4]) == 1
     assert len([key for key in chosen if key >= 4]) == 2
 
@@ -122,4 +131,4 @@ def test_no_namespace_falls_below_its_floor() -> None:
 def test_a_block_takes_its_window_with_it() -> None:
     block = stored(0, 1)
     window = block._replace(name=block.name._replace(kind="window"))
-    assert list(victims([block, window], 1, now=0, cost_s=lambda one: 1.0, hits={})) == [block, window]
+    assert list(victims([block, window], 1, now=0, facts=lambda one: Facts(1.0, 0), hits={})) == [block, window]

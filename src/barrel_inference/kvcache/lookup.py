@@ -99,6 +99,7 @@ def find(
     ``cold``: from prefilled whole blocks only. ``tiers``: only these."""
     search = _Search(store, pack_tokens(tokens), salt, cold, store.tiers if tiers is None else tuple(tiers))
     with store.lock:
+        store.sync()
         return search.run(limit)
 
 

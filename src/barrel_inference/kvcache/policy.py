@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from barrel_inference.config import BLOCK_TOKENS, Policy
 from barrel_inference.errors import ConfigError
@@ -18,6 +18,13 @@ HALF_LIFE_S = 3600.0
 MAX_HITS = 8
 
 Node = str  # a key as in file names: it contains its namespace
+
+
+class Facts(NamedTuple):
+    """What an object's header says."""
+
+    cost_s: float  # to compute it again
+    first: int  # position
 
 
 # ---- save gates
@@ -150,41 +157,53 @@ class _Entry:
     def n_bytes(self) -> int:
         return sum(stored.allocated for stored in self.objects)
 
+    @property
+    def used_at(self) -> float:
+        return max(stored.used_at for stored in self.objects)
+
 
 def victims(
     stored: Iterable[Stored],
     need_bytes: int,
     *,
     now: float,
-    cost_s: Callable[[Stored], float],
+    facts: Callable[[Stored], Facts],
     hits: Mapping[Node, float],
     pinned: Collection[Node] = (),
     protected: Collection[Node] = (),
+    fresh_s: float = 0.0,
     floors: Mapping[str, int] | None = None,
 ) -> Iterator[Stored]:
-    """Objects to remove, in order, until ``need_bytes`` are freed: leaves first, cheapest first, pinned ones last;
-    never what waiting requests need, and no namespace below its floor (bytes)."""
+    """Objects to remove, in order, until ``need_bytes`` are freed: leaves first, cheapest first, pinned ones last.
+
+    Never what is ``protected`` because waiting requests need it, nor what was written or hit within ``fresh_s`` (the
+    end of a new chain is dropped rather than its head evicted), and no namespace below its floor (bytes).
+    """
     entries = _tree(stored)
     held: dict[str, int] = {}
     for entry in entries.values():
         held[entry.namespace] = held.get(entry.namespace, 0) + entry.n_bytes
 
     def rank(entry: _Entry) -> tuple[bool, float, Node]:
-        cost = max(cost_s(one) for one in entry.objects)
-        idle = now - max(one.used_at for one in entry.objects)
-        worth = score(cost, idle, hits.get(entry.node, 0.0), entry.n_bytes)
+        cost, first = max(facts(one) for one in entry.objects)
+        if first > 0 and entry.parent not in entries:
+            cost = 0.0  # no prompt reaches it without its parent
+        worth = score(cost, now - entry.used_at, hits.get(entry.node, 0.0), entry.n_bytes)
         return entry.node in pinned, worth, entry.node
+
+    def must_stay(entry: _Entry) -> bool:
+        is_needed = entry.node in protected or now - entry.used_at < fresh_s
+        return is_needed or held[entry.namespace] - entry.n_bytes < (floors or {}).get(entry.namespace, 0)
 
     leaves = [rank(entry) for entry in entries.values() if not entry.children]
     heapq.heapify(leaves)
     while leaves and need_bytes > 0:
         entry = entries[heapq.heappop(leaves)[2]]
-        namespace = entry.namespace
-        if entry.node in protected or held[namespace] - entry.n_bytes < (floors or {}).get(namespace, 0):
+        if must_stay(entry):
             continue
         yield from entry.objects
         need_bytes -= entry.n_bytes
-        held[namespace] -= entry.n_bytes
+        held[entry.namespace] -= entry.n_bytes
         parent = entries.get(entry.parent)
         if parent is not None:
             parent.children -= 1

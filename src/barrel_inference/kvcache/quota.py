@@ -1,5 +1,7 @@
 """How many bytes a tier directory holds, kept right across processes by flock. Owns the files ``usage`` and ``lock``.
 
+    usage   i64 bytes held | i64 removals so far: whoever remembers what is there looks again when this has changed
+
 A writer reserves before it writes and holds ``lock`` shared until the object is published; a recount takes ``lock``
 exclusively, so it never sees half an object. Bytes reserved by a process that died are found by the next recount.
 """
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-COUNTER = struct.Struct("<q")
+COUNTERS = struct.Struct("<qq")
 PAGE = 4096  # file systems allocate no smaller
 
 
@@ -43,11 +45,23 @@ class Quota:
 
     def used(self) -> int:
         with locked(self._usage, fcntl.LOCK_SH) as fd:
-            return _read(fd)
+            return _read(fd)[0]
 
-    def add(self, delta: int) -> None:
+    def removals(self) -> int:
+        """Changes whenever an object was removed. Cheap: nothing is locked."""
+        try:
+            fd = os.open(self._usage, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return -1
+        try:
+            return _read(fd)[1]
+        finally:
+            os.close(fd)
+
+    def add(self, delta: int, *, removed: int = 0) -> None:
         with locked(self._usage, fcntl.LOCK_EX) as fd:
-            os.pwrite(fd, COUNTER.pack(max(0, _read(fd) + delta)), 0)
+            used, removals = _read(fd)
+            _write(fd, max(0, used + delta), removals + removed)
 
     @contextmanager
     def reserve(self, n_bytes: int) -> Iterator[bool]:
@@ -69,20 +83,27 @@ class Quota:
             with locked(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 total = measure()
                 with locked(self._usage, fcntl.LOCK_EX) as fd:
-                    os.pwrite(fd, COUNTER.pack(total), 0)
+                    _write(fd, total, _read(fd)[1])
                 return total
         except BlockingIOError:
             return None
 
     def _take(self, n_bytes: int) -> bool:
         with locked(self._usage, fcntl.LOCK_EX) as fd:
-            used = _read(fd)
+            used, removals = _read(fd)
             if used + n_bytes > self.limit_bytes:
                 return False
-            os.pwrite(fd, COUNTER.pack(used + n_bytes), 0)
+            _write(fd, used + n_bytes, removals)
             return True
 
 
-def _read(fd: int) -> int:
-    data = os.pread(fd, COUNTER.size, 0)
-    return int(COUNTER.unpack(data)[0]) if len(data) == COUNTER.size else 0
+def _read(fd: int) -> tuple[int, int]:
+    data = os.pread(fd, COUNTERS.size, 0)
+    if len(data) != COUNTERS.size:
+        return 0, 0
+    used, removals = COUNTERS.unpack(data)
+    return used, removals
+
+
+def _write(fd: int, used: int, removals: int) -> None:
+    os.pwrite(fd, COUNTERS.pack(used, removals), 0)

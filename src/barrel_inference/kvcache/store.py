@@ -53,7 +53,18 @@ class Index:
         self.by_parent: dict[str, dict[str, Entry]] = {}
         self._banned: set[str] = set()
         self._shards: dict[str, tuple[int, set[str]]] = {}
-        for shard in tier.shards(namespace):
+        self._removals = tier.quota.removals()
+        self.refresh_all()
+
+    def sync(self) -> None:
+        """Objects that were removed since, by an eviction or another worker, are no longer listed."""
+        removals = self.tier.quota.removals()
+        if removals != self._removals:
+            self._removals = removals
+            self.refresh_all()
+
+    def refresh_all(self) -> None:
+        for shard in {*self.tier.shards(self.namespace), *self._shards}:
             self.refresh(shard)
 
     def refresh(self, shard: str) -> bool:
@@ -170,10 +181,13 @@ class Store:
     def lost(self, tier: Tier, name: Name, *, corrupt: bool) -> None:
         """A read failed: forget the object, and if it is corrupt move it away. It is never tried again."""
         with self._lock:
-            self._indices[tier.name].discard(name)
+            index = self._indices[tier.name]
+            index.discard(name)
             if corrupt:
-                self._indices[tier.name].ban(name)
+                index.ban(name)
                 self.counters["corrupt"] += 1
+            else:
+                index.refresh_all()  # where one is gone, more may be
         if corrupt:
             tier.quarantine(self.folder, name)
 
@@ -208,10 +222,15 @@ class Store:
     def lock(self) -> threading.RLock:
         return self._lock
 
+    def sync(self) -> None:
+        for index in self._indices.values():
+            index.sync()
+
     def tokens_behind(self, key: str) -> tuple[int, ...] | None:
         """The token list that ends with the object named by a finish key, from the headers."""
         parts: list[bytes] = []
         with self._lock:
+            self.sync()
             record = self._by_key(key[:NAME_HEX])
             while record is not None:
                 parts.append(record.tokens)

@@ -165,7 +165,7 @@ class Tier:
             path.unlink()
         except OSError:
             return 0
-        self.quota.add(-freed)
+        self.quota.add(-freed, removed=1)
         return freed
 
     def quarantine(self, namespace: str, name: Name) -> None:
@@ -176,6 +176,7 @@ class Tier:
             path.rename(jail / f"{time.time_ns()}.{name.file}")
         except OSError:
             return
+        self.quota.add(0, removed=1)
         for old in sorted(jail.iterdir())[:-QUARANTINE_FILES]:
             freed = old.stat().st_blocks * 512
             old.unlink(missing_ok=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from barrel_inference.config import LoadOptions, TierSpec
@@ -18,7 +18,7 @@ from tests.kvcache.fake_backend import FakeBackend
 from tests.kvcache.harness import Runner, options, same, spec
 
 PAGE = 4096
-NO_FLOOR = Limits(min_free_bytes=0, protect_s=1.0)
+NO_FLOOR = Limits(min_free_bytes=0, protect_s=0.0)
 
 
 class Clock:
@@ -72,9 +72,10 @@ def test_room_is_made_on_request_and_answered(tmp_path: Path) -> None:
 
 def test_pinned_ones_go_last_and_what_a_request_found_not_at_all(tmp_path: Path) -> None:
     clock = Clock()
+    clock.now += 1000
     tier = Tier(spec(tmp_path, quota_bytes=100 * PAGE))
     found, pinned, _ = (fill(tier, 10, parent=100 * i) for i in range(1, 4))
-    janitor = Janitor(NO_FLOOR, clock=clock)
+    janitor = Janitor(Limits(min_free_bytes=0, protect_s=10), clock=clock)
     janitor.add_tier(tier)
     janitor.touched("disk", [name.key for name in found])
     tier.pin("a", [name.key for name in pinned])
@@ -84,7 +85,7 @@ def test_pinned_ones_go_last_and_what_a_request_found_not_at_all(tmp_path: Path)
     janitor.need_room("disk", 100 * PAGE)
     janitor.run_once()
     assert left(tier) == {name.key for name in found}
-    clock.now += 2 * NO_FLOOR.protect_s
+    clock.now += 20
     janitor.need_room("disk", 100 * PAGE)
     janitor.run_once()
     assert left(tier) == set()
@@ -94,6 +95,7 @@ def test_a_namespace_cannot_push_another_below_its_floor(tmp_path: Path) -> None
     clock = Clock()
     tier = Tier(spec(tmp_path, quota_bytes=100 * PAGE))
     old = fill(tier, 20, namespace="aa" * 16, parent=1000)
+    clock.now += 1000
     janitor = Janitor(Limits(min_free_bytes=0, namespace_floor=0.1), clock=clock)
     janitor.add_tier(tier)
     for name in old:
@@ -108,7 +110,7 @@ def test_a_namespace_has_a_cap(tmp_path: Path) -> None:
     tier = Tier(spec(tmp_path, quota_bytes=100 * PAGE))
     fill(tier, 50, namespace="aa" * 16)
     fill(tier, 5, namespace="bb" * 16)
-    janitor = Janitor(Limits(min_free_bytes=0, namespace_cap=0.2))
+    janitor = Janitor(Limits(min_free_bytes=0, namespace_cap=0.2, protect_s=0.0))
     janitor.add_tier(tier)
     janitor.run_once()
     assert sum(one.namespace == "aa" * 16 for one in tier.objects()) == 20
@@ -178,20 +180,31 @@ def test_hits_are_remembered(tmp_path: Path) -> None:
 class World:
     """A worker's checkpoints and the janitor that answers it, as the runtime connects them."""
 
-    def __init__(self, load: LoadOptions, janitor_limits: Limits = NO_FLOOR, clock: Callable[[], float] = time.time):
-        self.tier = Tier(load.tiers[0])
-        self.janitor = Janitor(janitor_limits, on_room=lambda tier: self.checkpoints.room(tier), clock=clock)
-        self.janitor.add_tier(self.tier)
+    def __init__(self, load: LoadOptions, limits: Limits = NO_FLOOR) -> None:
+        self.tier, self._limits = Tier(load.tiers[0]), limits
+        self._start_janitor()
         backend = FakeBackend()
         self.checkpoints: Checkpoints = open_checkpoints(
             backend,
             load,
-            need_room=self.janitor.need_room,
-            touched=self.janitor.touched,
+            need_room=lambda tier, n_bytes: self.janitor.need_room(tier, n_bytes),
+            touched=lambda tier, keys: self.janitor.touched(tier, keys),
             clock=time.monotonic,
         )
         self.runner = Runner(backend, self.checkpoints, cost_us_per_token=1000.0)
+
+    def _start_janitor(self) -> None:
+        self.janitor = Janitor(self._limits, on_room=lambda tier: self.checkpoints.room(tier))
+        self.janitor.add_tier(self.tier)
         self.janitor.start()
+
+    def age(self) -> None:
+        """Everything becomes old: nothing is fresh, nobody waits for it, no hit is remembered."""
+        self.janitor.stop()
+        (self.tier.root / "hits.json").unlink()
+        for one in self.tier.objects():
+            os.utime(self.tier.path(one.namespace, one.name), (0, 0))
+        self._start_janitor()
 
     def close(self) -> None:
         self.checkpoints.close()
@@ -224,23 +237,19 @@ def test_mistake_02_disk_grows_past_its_cap(tmp_path: Path) -> None:
 def test_mistake_08_evicting_what_the_request_needs(tmp_path: Path) -> None:
     """Room for one conversation, two that alternate: what a waiting request has found is still there when its turn
     comes, even if nothing could be read ahead and another conversation is saved meanwhile."""
-    clock = Clock()
-    world = World(options(spec(tmp_path, quota_bytes=9 * PAGE)), clock=clock)
+    world = World(options(spec(tmp_path, quota_bytes=9 * PAGE)), Limits(min_free_bytes=0, protect_s=600))
     a, b = list(range(10, 400)), list(range(500, 890))
-    for _ in range(2):
-        for waiting, other in ((a, b), (b, a)):
-            clock.now += 2 * NO_FLOOR.protect_s
-            whole = world.runner.run(waiting)
-            ahead = [world.checkpoints.find(waiting) for _ in range(2)]
-            plan = world.checkpoints.find(waiting)
-            found = plan.length
-            assert found > 64
-            world.runner.run(other, 2)
-            assert world.checkpoints.restore(plan, 0) == found
-            for unused in ahead:
-                world.checkpoints.release(unused)
-            assert same(world.runner.run(waiting, cache="read"), whole)
-    assert world.janitor.counters["evictions_quota"] > 0
+    for waiting, other in ((a, b), (b, a), (a, b)):
+        whole = world.runner.run(waiting)
+        ahead = [world.checkpoints.find(waiting) for _ in range(2)]
+        plan = world.checkpoints.find(waiting)
+        assert plan.length == len(waiting) - 1
+        world.runner.run(other, 2)
+        assert world.checkpoints.restore(plan, 0) == plan.length == len(waiting) - 1
+        for unused in ahead:
+            world.checkpoints.release(unused)
+        assert same(world.runner.run(waiting, cache="read"), whole)
+        world.age()
     world.close()
 
 

@@ -19,7 +19,7 @@ import msgspec
 from barrel_inference.errors import CacheError
 from barrel_inference.kvcache.admin import pressure
 from barrel_inference.kvcache.namespace import write_atomically
-from barrel_inference.kvcache.policy import Node, victims
+from barrel_inference.kvcache.policy import Facts, Node, victims
 from barrel_inference.kvcache.record import Name
 from barrel_inference.kvcache.store import read_header
 from barrel_inference.kvcache.tier import Stored, Tier
@@ -30,7 +30,7 @@ RECOUNT_S = 600.0
 REMEMBER_S = 60.0
 MAX_HINTS = 200_000
 PRESSURE_SHARE = 0.1  # of the tmpfs tiers, evicted before memory is measured again
-UNKNOWN_COST_S = 0.1
+UNKNOWN = Facts(0.1, 0)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     namespace_cap: float = 1.0
     pressure_high: float = 0.85
     pressure_low: float = 0.75
-    protect_s: float = 10.0  # what a request found stays so long at least: it may still have to read it
+    protect_s: float = 10.0  # what was found or written stays so long at least: it may still have to be read
 
 
 class Janitor:
@@ -63,7 +63,7 @@ class Janitor:
         self._tiers: dict[str, Tier] = {}
         self._hits: dict[str, Counter[Node]] = {}
         self._protected: dict[Node, float] = {}
-        self._costs: dict[Name, float] = {}
+        self._facts: dict[Name, Facts] = {}
         self._recounted: dict[str, float] = {}
         self._remembered = clock()
         self._wanted: dict[str, int] = {}
@@ -199,10 +199,11 @@ class Janitor:
                 stored,
                 n_bytes,
                 now=self._clock(),
-                cost_s=lambda one: self._cost(tier, one),
+                facts=lambda one: self._facts_of(tier, one),
                 hits=hits,
                 pinned=tier.pinned(),
                 protected=protected,
+                fresh_s=self._limits.protect_s,
                 floors=floors,
             )
         )
@@ -211,7 +212,7 @@ class Janitor:
         freed = 0
         for one in chosen:
             freed += tier.remove(one.namespace, one.name)
-            self._costs.pop(one.name, None)
+            self._facts.pop(one.name, None)
         with self._wake:
             for one in chosen:
                 self._hits.get(tier.name, Counter()).pop(one.name.key, None)
@@ -219,14 +220,15 @@ class Janitor:
         self.counters["evicted_bytes"] += freed
         return freed
 
-    def _cost(self, tier: Tier, one: Stored) -> float:
-        """Seconds to compute it again, from its header, read once."""
-        if one.name not in self._costs:
-            cost = UNKNOWN_COST_S
+    def _facts_of(self, tier: Tier, one: Stored) -> Facts:
+        """From its header, read once."""
+        if one.name not in self._facts:
+            facts = UNKNOWN
             with suppress(OSError, CacheError):
-                cost = read_header(tier, one.namespace, one.name).cost_us / 1e6 or UNKNOWN_COST_S
-            self._costs[one.name] = cost
-        return self._costs[one.name]
+                record = read_header(tier, one.namespace, one.name)
+                facts = Facts(record.cost_us / 1e6 or UNKNOWN.cost_s, record.first)
+            self._facts[one.name] = facts
+        return self._facts[one.name]
 
     def _remember(self) -> None:
         self._remembered = self._clock()
