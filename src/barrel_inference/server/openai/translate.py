@@ -81,11 +81,14 @@ def completion(
     )
 
 
-def prompts(prompt: Any) -> list[str | list[int]]:
+def prompts(given: wire.Inputs) -> list[str | list[int]]:
     """The one or many prompts of a completion request, or inputs of an embedding request."""
-    if isinstance(prompt, str):
-        return [prompt]
-    return [list(prompt)] if prompt and isinstance(prompt[0], int) else list(prompt)
+    if isinstance(given, str):
+        return [given]
+    numbers = [each for each in given if isinstance(each, int)]
+    if numbers and len(numbers) != len(given):
+        raise InvalidRequestError("a list of inputs holds texts, or lists of token ids, or is one", option="input")
+    return [numbers] if numbers else [each for each in given if not isinstance(each, int)]
 
 
 def embedding(body: wire.EmbeddingRequest, *, keep_alive: bool = False) -> neutral.EmbedRequest:

@@ -224,11 +224,12 @@ class ChatCompletionRequest(Sampled, kw_only=True):
     continue_final_message: bool | None = None
 
 
-Tokens = list[int]
+# One text, one list of token ids, or a list of either kind.
+Inputs = str | list[str | int | list[int]]
 
 
 class CompletionRequest(Sampled, kw_only=True):
-    prompt: str | list[str] | Tokens | list[Tokens] = ""
+    prompt: Inputs = ""
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -237,7 +238,7 @@ class CompletionRequest(Sampled, kw_only=True):
 
 class EmbeddingRequest(Asked, kw_only=True):
     model: str
-    input: str | list[str] | Tokens | list[Tokens]
+    input: Inputs
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     encoding_format: str | None = None
     user: str | None = None
