@@ -159,6 +159,7 @@ class Chunk(Value, frozen=True):
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     index: int = 0  # which of n
+    usage: Usage | None = None  # of the prompt, known when its prefill begins; with the first chunk only
     completion: Completion | None = None
 
 

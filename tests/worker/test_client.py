@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from barrel_inference.errors import KVFullError, WorkerDiedError
-from barrel_inference.types import CacheReport, Chunk, Completion, Request, Resume, Sampling, Timings, TokenLogprob
+from barrel_inference.types import (
+    CacheReport,
+    Chunk,
+    Completion,
+    Request,
+    Resume,
+    Sampling,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from barrel_inference.worker.client import Flight, PendingCall
 from barrel_inference.worker.messages import Call, Output, Reply, Started
 
@@ -49,6 +59,14 @@ def test_afterwards_it_continues_behind_what_was_delivered_with_its_first_start(
     one.start(Started("r", (7, 8, 9), 0, 1, CacheReport(kind="partial")))
     one.output(token(3))
     assert one.message().request.resume == Resume(prompt_tokens=(7, 8, 9), emitted=(1, 2, 3), start=2)
+
+
+async def test_the_first_chunk_and_no_other_tells_the_prompts_counts() -> None:
+    one = flight()
+    one.start(Started("r", (7, 8, 9), 2, 1, CacheReport(kind="partial", restored_tokens=2)))
+    one.output(token(1))
+    one.output(token(2))
+    assert [(await one.next()).usage for _ in range(2)] == [Usage(prompt_tokens=3, cached_tokens=2), None]
 
 
 async def test_the_completion_covers_all_lives() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from barrel_inference.errors import BarrelError, WorkerDiedError, from_dict
-from barrel_inference.types import Chunk, Completion, Request, Resume, TokenLogprob
+from barrel_inference.types import Chunk, Completion, Request, Resume, TokenLogprob, Usage
 from barrel_inference.worker.messages import Call, Msg, Output, Reply, Started, Submit
 
 MAX_DEATHS = 2
@@ -46,6 +46,7 @@ class Flight:
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._deaths = 0
+        self._delivered = False  # anything yet
         self._queue: asyncio.Queue[Chunk | BarrelError] = asyncio.Queue()
         self.cancelled = False
         self.done = False  # its last chunk or its error has been queued
@@ -94,6 +95,9 @@ class Flight:
             self._deliver(message.chunk)
 
     def _deliver(self, chunk: Chunk) -> None:
+        if not self._delivered and self._started is not None:
+            chunk = msgspec.structs.replace(chunk, usage=_of_prompt(self._started))
+        self._delivered = True
         self._emitted += chunk.tokens
         self._text.append(chunk.text)
         self._logprobs += chunk.logprobs
@@ -118,6 +122,10 @@ class Flight:
         if isinstance(item, BarrelError):
             raise item
         return item
+
+
+def _of_prompt(started: Started) -> Usage:
+    return Usage(prompt_tokens=len(started.prompt_tokens), cached_tokens=started.cache.restored_tokens)
 
 
 class PendingCall:
