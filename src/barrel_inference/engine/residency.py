@@ -85,12 +85,12 @@ class Residency:
 
 
 class _Mapped:
-    """One file, mapped privately so that its address can be had; nothing is ever written to it."""
+    """One file, mapped read-only: locking a private writable mapping would lock copies of its pages."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
-            self.map = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._address = np.frombuffer(self.map, np.uint8).ctypes.data
         self._libc = ctypes.CDLL(None, use_errno=True)
         for name in ("mlock", "munlock"):
             getattr(self._libc, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
