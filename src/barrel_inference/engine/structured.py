@@ -10,6 +10,8 @@ import codecs
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, cast
 
 import llguidance
@@ -17,6 +19,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from barrel_inference.chat.tools.grammar import control_tokens
 from barrel_inference.engine.backend import Backend
 from barrel_inference.errors import SchemaError
 from barrel_inference.types import Constraint
@@ -47,9 +50,19 @@ class Structured:
                 self._compiled.popitem(last=False)
         return Mask(matcher.deep_copy(), self._backend, constraint.start_after)
 
+    @cached_property
+    def _controls(self) -> dict[str, int]:
+        """Control tokens by their text."""
+        pieces = {
+            token: self._backend.piece(token, special=True).decode(errors="replace")
+            for token in range(self._backend.info.n_vocab)
+            if self._backend.is_control(token)
+        }
+        return {text: token for token, text in pieces.items() if len(text) > 1}
+
     def _compile(self, constraint: Constraint) -> Any:
         try:
-            grammar = _grammar(constraint)
+            grammar = _grammar(constraint, self._controls)
         except ValueError as error:  # also of text that is no UTF-8
             raise SchemaError(f"the constraint cannot be used: {_reason(str(error))}") from error
         if self._tokenizer is None:
@@ -95,9 +108,18 @@ class Mask:
             return
         self._tail += self._decoder.decode(self._backend.piece(token, special=True))
         if self._start_after in self._tail:
+            self._begin_with(self._tail.partition(self._start_after)[2])
             self._start_after = None
         else:
             self._tail = self._tail[-len(self._start_after) :]
+
+
+    def _begin_with(self, text: str) -> None:
+        """What its token holds behind the text that arms the constraint belongs to the constrained part, as far as
+        the grammar allows it (white space may be no part of it)."""
+        tokens = self._backend.tokenize(text.encode(), add_special=False, parse_special=False) if text else []
+        if tokens and self._matcher.validate_tokens(tokens) == len(tokens):
+            self._matcher.consume_tokens(tokens)
 
 
 class _Vocabulary:
@@ -122,7 +144,7 @@ class _Vocabulary:
         return self._tokenize(data, add_special=False, parse_special=False)
 
 
-def _grammar(constraint: Constraint) -> str:
+def _grammar(constraint: Constraint, controls: Mapping[str, int]) -> str:
     given = [name for name in _KINDS if getattr(constraint, name) is not None]
     match given:
         case ["json_schema"]:
@@ -135,7 +157,9 @@ def _grammar(constraint: Constraint) -> str:
             return str(llguidance.grammar_from("choice", json.dumps(list(constraint.choices))))
         case ["grammar"]:
             text = constraint.grammar or ""
-            return str(llguidance.grammar_from("gbnf" if "::=" in text else "lark", text))
+            if "::=" in text:
+                return str(llguidance.grammar_from("gbnf", text))
+            return str(llguidance.grammar_from("lark", control_tokens(text, controls)))
     raise SchemaError(f"exactly one of json_schema, regex, grammar and choices, not {given or 'none'}")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 
+from barrel_inference.chat.tools.scan import json_end
 from barrel_inference.chat.tools.syntax import Rules, Syntax, Tools, quote
 
 _FIELD = re.compile(r"\{(name|id|index)\}")
@@ -57,3 +60,58 @@ def _behind(text: str, mark: str) -> str:
 
 def _text(text: str) -> str:
     return quote(text) if text else ""
+
+
+# ---- control tokens
+
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_PIECES = re.compile(
+    rf"""(?P<json>%json\s*)(?=\{{)
+      | (?P<suffix>(?P<rule>\w+)\[suffix=(?P<mark>{_STRING})\]:\s*(?P<body>.*))
+      | (?P<regex>/(?:[^/\\\n]|\\.)+/)
+      | (?P<string>{_STRING})""",
+    re.VERBOSE,
+)
+
+
+def control_tokens(lark: str, ids: Mapping[str, int]) -> str:
+    """The grammar with control tokens where its strings spell them: llguidance never takes text for one."""
+    if not any(text in lark for text in ids):
+        return lark
+    marks = re.compile("|".join(re.escape(text) for text in sorted(ids, key=len, reverse=True)))
+    result: list[str] = []
+    at = 0
+    while (found := _PIECES.search(lark, at)) is not None:
+        result.append(lark[at : found.start()])
+        at = found.end()
+        if found["json"]:
+            end = json_end(lark, at) or len(lark)
+            result.append(found[0] + lark[at:end])
+            at = end
+        elif found["suffix"]:
+            result.append(_suffixed(found["rule"], json.loads(found["mark"]), found["body"], marks, ids))
+        elif found["string"]:
+            result.append(_spelled(json.loads(found[0]), marks, ids))
+        else:
+            result.append(found[0])
+    return "".join([*result, lark[at:]])
+
+
+def _spelled(text: str, marks: re.Pattern[str], ids: Mapping[str, int]) -> str:
+    parts: list[str] = []
+    at = 0
+    for mark in marks.finditer(text):
+        parts += [quote(text[at : mark.start()])] * (mark.start() > at) + [f"<[{ids[mark[0]]}]>"]
+        at = mark.end()
+    parts += [quote(text[at:])] * (at < len(text) or not parts)
+    return " ".join(parts)
+
+
+def _suffixed(rule: str, suffix: str, body: str, marks: re.Pattern[str], ids: Mapping[str, int]) -> str:
+    """Text up to a suffix; a control token cannot occur in text, so that the text ends there by itself."""
+    found = marks.search(suffix)
+    if found is None:
+        return f"{rule}[suffix={quote(suffix)}]: {body}"
+    before, rest = suffix[: found.start()], suffix[found.start() :]
+    attribute = f"[suffix={quote(before)}]" if before else ""
+    return f"{rule}: {rule}_body {_spelled(rest, marks, ids)}\n{rule}_body{attribute}: {body}"
