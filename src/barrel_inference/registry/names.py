@@ -77,9 +77,10 @@ def parse_name(text: str) -> ModelName:
         raise InvalidNameError(
             f"invalid model name {text[:120]!r}: use [host/][namespace/]model[:tag]", name=text[:400]
         )
-    if not _PART.fullmatch(tag or DEFAULT_TAG):
+    tag = DEFAULT_TAG if tag is None else tag
+    if not _PART.fullmatch(tag):
         raise InvalidNameError(f"invalid tag {tag!r} in model name {text[:120]!r}", name=text[:400])
-    shortest = ModelName(_shortest(parts), tag or DEFAULT_TAG)
+    shortest = ModelName(_shortest(parts), tag)
     if len(shortest.directory) > _MAX_ENCODED:
         raise InvalidNameError(f"model name too long ({len(shortest.directory)} characters)", name=text[:400])
     return shortest
