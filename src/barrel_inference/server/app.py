@@ -22,6 +22,7 @@ from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.registry import Registry
 from barrel_inference.server.anthropic import routes as anthropic
+from barrel_inference.server.anthropic.failure import failure as anthropic_failure
 from barrel_inference.server.http import auth, plain
 from barrel_inference.server.http.metrics import Metrics, Sample
 from barrel_inference.server.http.middleware import Access, Body, Guard, Records
@@ -40,9 +41,15 @@ from barrel_inference.server.native.models import Asking
 from barrel_inference.server.native.operations import Operating
 from barrel_inference.server.ollama import routes as ollama
 from barrel_inference.server.openai import routes as openai
+from barrel_inference.server.openai.failure import failure as openai_failure
 from barrel_inference.server.service import ModelService
 from barrel_inference.worker.memory import MemoryReader, PsutilMemory
 
+_FAILURES: tuple[tuple[str, Failure], ...] = (
+    ("/v1/messages", anthropic_failure),
+    ("/v1/", openai_failure),
+    ("", plain.failure),
+)
 _access_log = logging.getLogger("barrel_inference.requests")
 _log = logging.getLogger(__name__)
 
@@ -110,10 +117,10 @@ class Server:
     # ---- composition
 
     def _operations(self, runtime: Runtime) -> list[Operation]:
-        loopback = auth.is_loopback(self._options.host)
-        found = ollama.routes(self.service, self._registry, local_files=loopback)
-        for dialect in (openai, anthropic):
-            found += dialect.routes(self.service, keep_alive=self._options.v1_keep_alive)
+        options = self._options
+        found = ollama.routes(self.service, self._registry, local_files=auth.is_loopback(options.host))
+        found += openai.routes(self.service, keep_alive=options.v1_keep_alive)
+        found += anthropic.routes(self.service, keep_alive=options.v1_keep_alive, ping_s=options.ping_s)
         found += Asking(self.service, runtime.cache).operations()
         found += Housekeeping(self._registry).operations() if self._registry is not None else []
         found += Operating(self._health, self.metrics, lambda: self.operations).operations()
@@ -141,7 +148,7 @@ class Server:
         return Records(app, begun=self._begun, ended=self._ended, failure_of=self._failure_of)
 
     def _failure_of(self, path: str) -> Failure:
-        return plain.failure
+        return next(failure for prefix, failure in _FAILURES if path.startswith(prefix))
 
     async def _not_routed(self, request: Request, error: Exception) -> Response:
         """404 and 405 as Go's router says them."""

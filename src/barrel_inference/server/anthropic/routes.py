@@ -1,4 +1,7 @@
-"""``/v1/messages``. Owns nothing."""
+"""``/v1/messages``. Owns nothing.
+
+A stream that has to wait begins with pings, so that ``message_start`` can tell what the prompt really took.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,13 @@ from barrel_inference.server.anthropic import translate, wire
 from barrel_inference.server.anthropic.failure import failure, last_words
 from barrel_inference.server.anthropic.stream import Writer
 from barrel_inference.server.http.operation import Operation, read
-from barrel_inference.server.http.streaming import JSON, SSE, Answer, Stream, sse
+from barrel_inference.server.http.streaming import SSE, Answer, Stream, ended, sse
 from barrel_inference.server.neutral import ChatRequest, Event, Service
 
-PING_S = 10.0
 
-
-def routes(service: Service, *, keep_alive: bool = False, ping_s: float = PING_S) -> list[Operation]:
+def routes(service: Service, *, keep_alive: bool = False, ping_s: float) -> list[Operation]:
     """``keep_alive``: whether the field of that name in a body has an effect (it is always accepted). ``ping_s``: how
-    long a stream may be silent."""
+    long a stream is silent before it says ping."""
     return Anthropic(service, keep_alive, ping_s).operations()
 
 
@@ -58,15 +59,23 @@ class Anthropic:
     async def create(self, request: Request) -> Response:
         body = await read(request, wire.MessagesRequest)
         asked = translate.messages(body, keep_alive=self._keep_alive)
-        writer = Writer(body.model)
+        writer = Writer(
+            body.model,
+            stops=body.stop_sequences or (),
+            marked=translate.marks_cache(body),
+            hides_thinking=translate.hides_thinking(body),
+            reports_edits=body.context_management is not None,
+        )
         if body.stream:
             return Stream(self._stream(asked, writer), media_type=SSE, last_words=last_words, failure=failure)
         return Answer(self._whole(asked, writer), failure=failure)
 
     async def count_tokens(self, request: Request) -> Response:
         body = await read(request, wire.CountRequest)
-        counted = wire.Counted(input_tokens=await self._service.count_tokens(translate.count(body)))
-        return Response(msgspec.json.encode(counted), media_type=JSON)
+        return Answer(self._count(translate.count(body)), failure=failure)
+
+    async def _count(self, asked: ChatRequest) -> bytes:
+        return msgspec.json.encode(wire.Counted(input_tokens=await self._service.count_tokens(asked)))
 
     async def _whole(self, asked: ChatRequest, writer: Writer) -> bytes:
         async with aclosing(self._service.chat(asked)) as events:
@@ -76,38 +85,23 @@ class Anthropic:
         return msgspec.json.encode(writer.message)
 
     async def _stream(self, asked: ChatRequest, writer: Writer) -> AsyncGenerator[bytes, None]:
-        begun = False
-        async with aclosing(_with_silences(self._service.chat(asked), self._ping_s)) as events:
+        async with aclosing(with_silences(self._service.chat(asked), self._ping_s)) as events:
             async for event in events:
-                if event is not None and not begun:
-                    begun = True
-                    for piece in writer.begin(event):
-                        yield _encoded(piece)
                 for piece in [wire.Ping()] if event is None else writer.take(event):
-                    yield _encoded(piece)
+                    yield sse(msgspec.json.encode(piece), str(piece.__struct_config__.tag))
 
 
-async def _with_silences(events: AsyncGenerator[Event, None], silence_s: float) -> AsyncGenerator[Event | None, None]:
-    """The events, and None for every ``silence_s`` without one (after the first)."""
+async def with_silences(events: AsyncGenerator[Event, None], silence_s: float) -> AsyncGenerator[Event | None, None]:
+    """The events, and None for every ``silence_s`` without one."""
     async with aclosing(events):
-        next_event = asyncio.ensure_future(anext(events, None))
-        begun = False
+        coming = asyncio.ensure_future(anext(events, None))
         try:
             while True:
-                done, _ = await asyncio.wait([next_event], timeout=silence_s if begun else None)
-                if not done:
-                    yield None
-                    continue
-                event = next_event.result()
-                if event is None:
+                done, _ = await asyncio.wait([coming], timeout=silence_s)
+                if done and coming.result() is None:
                     return
-                begun = True
-                yield event
-                next_event = asyncio.ensure_future(anext(events, None))
+                yield coming.result() if done else None
+                if done:
+                    coming = asyncio.ensure_future(anext(events, None))
         finally:
-            next_event.cancel()
-            await asyncio.gather(next_event, return_exceptions=True)
-
-
-def _encoded(event: wire.StreamEvent) -> bytes:
-    return sse(msgspec.json.encode(event), str(event.__struct_config__.tag))
+            await ended(coming)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
+import msgspec
+from msgspec import UNSET
+
 from barrel_inference.server import ids
-from barrel_inference.server.anthropic import wire
+from barrel_inference.server.anthropic import signature, wire
+from barrel_inference.server.failures import ShuttingDownError
 from barrel_inference.server.neutral import (
     CallArguments,
     CallEnded,
@@ -18,37 +21,50 @@ from barrel_inference.server.neutral import (
     Finished,
     Reasoning,
 )
-from barrel_inference.types import Usage
+from barrel_inference.types import Completion, Usage
 
 Events = Iterator[wire.StreamEvent]
 
 
 class Writer:
-    """``begin``, ``take`` for each event; ``message`` grows to the whole answer."""
+    """``take`` each event; ``message`` grows to the whole answer.
 
-    def __init__(self, model: str) -> None:
-        self.message = wire.Message(id=ids.new("msg_"), model=model, content=[], usage=usage(Usage()))
+    ``stops``: the stop sequences that the client gave. ``marked``: it marked something for the cache.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        stops: Collection[str] = (),
+        marked: bool = False,
+        hides_thinking: bool = False,
+        reports_edits: bool = False,
+    ) -> None:
+        usage = wire.Usage(input_tokens=0, output_tokens=0)
+        self.message = wire.Message(id=ids.new("msg_"), model=model, content=[], usage=usage)
+        self._edits = wire.Edits() if reports_edits else UNSET
+        self._stops = stops
+        self._marked = marked
+        self._hides_thinking = hides_thinking
+        self._begun = False
         self._block: wire.BlockOut | None = None
-        self._arguments = ""
-
-    def begin(self, event: Event) -> Events:
-        """``event``: the first one, which knows the prompt's usage."""
-        known = usage(event.usage or Usage())
-        start = wire.Message(id=self.message.id, model=self.message.model, content=[], usage=known)
-        yield wire.MessageStart(message=start)
-        yield wire.Ping()
+        self._written: list[str] = []  # of the block
 
     def take(self, event: Event) -> Events:
+        """What to send. Raises ShuttingDownError when the answer was cut short by the server."""
+        if not self._begun:
+            self._begun = True
+            yield from self._begin(event)
         match event:
             case Content(text=text):
-                yield from self._text(text)
+                yield from self._continue(wire.Text, wire.TextDelta(text=text), text)
             case Reasoning(text=text):
-                yield from self._thinking(text)
+                yield from self._continue(wire.Thinking, self._thinking_delta(text), text)
             case CallStarted(name=name, id=call_id):
-                self._arguments = ""
                 yield from self._open(wire.ToolUse(id=call_id, name=name))
             case CallArguments(text=text):
-                self._arguments += text
+                self._written.append(text)
                 yield self._delta(wire.InputDelta(partial_json=text))
             case CallEnded():
                 yield from self._close()
@@ -56,44 +72,50 @@ class Writer:
                 yield from self._close()
                 yield from self._end(event)
 
-    def _text(self, text: str) -> Events:
-        if not isinstance(self._block, wire.Text):
-            yield from self._open(wire.Text())
-        if isinstance(self._block, wire.Text):
-            self._block.text += text
-        yield self._delta(wire.TextDelta(text=text))
+    def _begin(self, event: Event) -> Events:
+        counted = event.completion.usage if isinstance(event, Finished) else event.usage or Usage()
+        usage = wire.Usage(
+            input_tokens=counted.prompt_tokens - counted.cached_tokens,
+            cache_read_input_tokens=counted.cached_tokens,
+            output_tokens=0,
+        )
+        yield wire.MessageStart(
+            message=wire.Message(id=self.message.id, model=self.message.model, content=[], usage=usage)
+        )
 
-    def _thinking(self, text: str) -> Events:
-        if not isinstance(self._block, wire.Thinking):
-            yield from self._open(wire.Thinking())
-        if isinstance(self._block, wire.Thinking):
-            self._block.thinking += text
-        yield self._delta(wire.ThinkingDelta(thinking=text))
+    # ---- blocks
+
+    def _continue(self, kind: type[wire.Text | wire.Thinking], delta: Any, text: str) -> Events:
+        if not isinstance(self._block, kind):
+            yield from self._open(kind())
+        self._written.append(text)
+        if delta is not None:
+            yield self._delta(delta)
+
+    def _thinking_delta(self, text: str) -> wire.ThinkingDelta | None:
+        return None if self._hides_thinking else wire.ThinkingDelta(thinking=text)
 
     def _open(self, block: wire.BlockOut) -> Events:
         yield from self._close()
-        self._block = block
+        self._block, self._written = block, []
         self.message.content.append(block)
-        yield wire.BlockStart(index=self._index, content_block=_empty(block))
+        yield wire.BlockStart(index=self._index, content_block=msgspec.structs.replace(block))
 
     def _close(self) -> Events:
         block, self._block = self._block, None
+        written = "".join(self._written)
         match block:
             case None:
                 return
-            case wire.Thinking(thinking=thinking):
-                block.signature = signature(thinking)
+            case wire.Text():
+                block.text = written
+            case wire.Thinking():
+                block.thinking = "" if self._hides_thinking else written
+                block.signature = signature.sign(written, shown=not self._hides_thinking)
                 yield self._delta(wire.SignatureDelta(signature=block.signature))
             case wire.ToolUse():
-                block.input = json.loads(self._arguments or "{}")
+                block.input = json.loads(written or "{}")
         yield wire.BlockStop(index=self._index)
-
-    def _end(self, event: Finished) -> Events:
-        self.message.usage = usage(event.completion.usage)
-        self.message.stop_reason, self.message.stop_sequence = _stop(event)
-        stop = wire.Stop(stop_reason=self.message.stop_reason, stop_sequence=self.message.stop_sequence)
-        yield wire.MessageDelta(delta=stop, usage=self.message.usage)
-        yield wire.MessageStop()
 
     @property
     def _index(self) -> int:
@@ -102,28 +124,40 @@ class Writer:
     def _delta(self, delta: Any) -> wire.BlockDelta:
         return wire.BlockDelta(index=self._index, delta=delta)
 
+    # ---- the end
 
-def usage(counted: Usage) -> wire.Usage:
+    def _end(self, event: Finished) -> Events:
+        message = self.message
+        message.usage = usage(event.completion, marked=self._marked)
+        message.stop_reason = self._reason(event)
+        message.stop_sequence = event.stop_text if message.stop_reason == "stop_sequence" else None
+        message.context_management = self._edits
+        stop = wire.Stop(stop_reason=message.stop_reason, stop_sequence=message.stop_sequence)
+        yield wire.MessageDelta(delta=stop, usage=message.usage, context_management=self._edits)
+        yield wire.MessageStop()
+
+    def _reason(self, event: Finished) -> wire.StopReason:
+        """A stop string of the model's own is an end like any other."""
+        match event.reason:
+            case "cancelled":
+                raise ShuttingDownError("the answer was cut short: the model is being unloaded")
+            case "tool_calls":
+                return "tool_use"
+            case "length" if event.completion.finish_reason == "context_full":
+                return "model_context_window_exceeded"
+            case "length":
+                return "max_tokens"
+        return "stop_sequence" if event.stop_text in self._stops else "end_turn"
+
+
+def usage(completion: Completion, *, marked: bool) -> wire.Usage:
+    """What was read counts as put into the cache when the client marked something for it and it was saved."""
+    counted = completion.usage
+    read = counted.prompt_tokens - counted.cached_tokens
+    created = read if marked and completion.finish_key is not None else 0
     return wire.Usage(
-        input_tokens=counted.prompt_tokens - counted.cached_tokens,
-        output_tokens=counted.completion_tokens,
+        input_tokens=read - created,
+        cache_creation_input_tokens=created,
         cache_read_input_tokens=counted.cached_tokens,
-        cache_creation_input_tokens=0,
+        output_tokens=counted.completion_tokens,
     )
-
-
-def signature(thinking: str) -> str:
-    """Names the thought; nothing here depends on a client sending it back unchanged."""
-    return hashlib.sha256(thinking.encode()).hexdigest()
-
-
-def _empty(block: wire.BlockOut) -> wire.BlockOut:
-    return wire.ToolUse(id=block.id, name=block.name) if isinstance(block, wire.ToolUse) else type(block)()
-
-
-def _stop(event: Finished) -> tuple[wire.StopReason, str | None]:
-    if event.reason == "tool_calls":
-        return "tool_use", None
-    if event.reason == "length":
-        return "max_tokens", None
-    return ("stop_sequence", event.stop_text) if event.stop_text is not None else ("end_turn", None)

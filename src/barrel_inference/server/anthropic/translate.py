@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,25 +10,11 @@ import msgspec
 from barrel_inference.chat import schema
 from barrel_inference.errors import InvalidRequestError, UnsupportedError
 from barrel_inference.server import neutral
-from barrel_inference.server.anthropic import wire
-from barrel_inference.types import Constraint, Message
-
-
-def count(body: wire.CountRequest) -> neutral.ChatRequest:
-    return neutral.ChatRequest(
-        model=body.model,
-        messages=(*_system(body.system), *_messages(body.messages)),
-        tools=tuple(map(_tool, body.tools or ())),
-        tool_choice=_tool_choice(body.tool_choice),
-        parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
-        think=_think(body),
-        think_if_able=True,  # agents ask every model
-        continue_final=bool(body.messages) and body.messages[-1].role == "assistant",
-    )
+from barrel_inference.server.anthropic import content, wire
+from barrel_inference.types import Constraint
 
 
 def messages(body: wire.MessagesRequest, *, keep_alive: bool = False) -> neutral.ChatRequest:
-    _refuse_unsupported(body)
     return msgspec.structs.replace(
         count(body),
         constraint=_constraint(body),
@@ -39,14 +24,55 @@ def messages(body: wire.MessagesRequest, *, keep_alive: bool = False) -> neutral
     )
 
 
-def _refuse_unsupported(body: wire.MessagesRequest) -> None:
+def count(body: wire.CountRequest) -> neutral.ChatRequest:
+    """As much of the request as its prompt depends on."""
+    _refuse_unsupported(body)
+    choice = body.tool_choice
+    asked = neutral.ChatRequest(
+        model=body.model,
+        messages=(*content.system(body.system), *content.conversation(body.messages)),
+        tools=tuple(_tool(tool, index) for index, tool in enumerate(body.tools or ())),
+        tool_choice=_tool_choice(choice),
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        think=_think(body),
+        think_if_able=True,
+        continue_final=body.messages[-1].role == "assistant",
+    )
+    if asked.continue_final:
+        _check_beginning(asked)
+    return asked
+
+
+def marks_cache(body: wire.CountRequest) -> bool:
+    """Whether a ``cache_control`` stands anywhere."""
+    marked: list[Any] = [body, *(body.tools or ()), *content.blocks(body.system)]
+    marked += [block for message in body.messages for block in content.blocks(message.content)]
+    return any(each.cache_control is not None for each in marked)
+
+
+def hides_thinking(body: wire.CountRequest) -> bool:
+    return body.thinking is not None and body.thinking.display == "omitted"
+
+
+def _refuse_unsupported(body: wire.CountRequest) -> None:
     if not body.messages:
         raise InvalidRequestError("messages: at least one message is required", option="messages")
     for name in ("mcp_servers", "container"):
         if getattr(body, name):
-            raise UnsupportedError(f"{name}: not supported", option=name)
-    if body.temperature is not None and not 0 <= body.temperature <= 1:
-        raise InvalidRequestError("temperature: must be between 0 and 1", option="temperature")
+            raise UnsupportedError(f"{name}: not supported by this server", option=name)
+
+
+def _check_beginning(asked: neutral.ChatRequest) -> None:
+    """Of the answer, which is the last message."""
+    if asked.messages[-1].tool_calls:
+        raise InvalidRequestError("messages: the last tool_use has no tool_result after it", option="messages")
+    if asked.think:
+        raise InvalidRequestError(
+            "messages: the last message must not be the assistant's when thinking is enabled", option="messages"
+        )
+
+
+# ---- options
 
 
 def _options(body: wire.MessagesRequest) -> dict[str, Any]:
@@ -55,7 +81,7 @@ def _options(body: wire.MessagesRequest) -> dict[str, Any]:
         if (value := getattr(body, name)) is not None:
             options[name] = value
     if body.stop_sequences:
-        options["stop"] = tuple(each for each in body.stop_sequences if each)
+        options["stop"] = tuple(body.stop_sequences)
     return options
 
 
@@ -65,9 +91,8 @@ def _constraint(body: wire.CountRequest) -> Constraint | None:
 
 
 def _think(body: wire.CountRequest) -> neutral.Think:
-    """Thinking happens when it is asked for."""
-    asked = body.thinking
-    if asked is None or asked.type == "disabled":
+    """Thinking happens when it is asked for; the effort says how much."""
+    if body.thinking is None or body.thinking.type == "disabled":
         return False
     effort: Any = body.output_config and body.output_config.effort
     return {"xhigh": "max"}.get(effort, effort) if effort else True
@@ -77,21 +102,35 @@ def _budget(body: wire.MessagesRequest) -> int | None:
     if body.thinking is None or body.thinking.type != "enabled":
         return None
     budget = body.thinking.budget_tokens
-    if budget is not None and budget >= body.max_tokens:
-        raise InvalidRequestError("thinking.budget_tokens: must be less than max_tokens", option="thinking")
+    if budget is None:
+        raise InvalidRequestError("thinking.enabled.budget_tokens: field required", option="thinking")
+    if budget >= body.max_tokens:
+        raise InvalidRequestError("max_tokens must be greater than thinking.budget_tokens", option="max_tokens")
     return budget
 
 
-def _tool(tool: wire.ToolIn) -> dict[str, Any]:
+# ---- tools
+
+
+def _tool(tool: wire.ToolIn, index: int) -> dict[str, Any]:
+    """Calls are always valid against their schema, ``strict`` or not."""
     if tool.type not in (None, "custom"):
-        raise UnsupportedError(f"tools: {tool.type} is run by Anthropic and not supported here", option="tools")
+        raise UnsupportedError(f"tools[{index}]: {tool.type} is not available on this server", option="tools")
+    if tool.defer_loading or set(tool.allowed_callers or ()) - {"direct"}:
+        raise UnsupportedError(
+            f"tools[{index}]: defer_loading and allowed_callers need tools that only Anthropic runs", option="tools"
+        )
+    if tool.input_schema is None:
+        raise InvalidRequestError(f"tools[{index}].input_schema: field required", option="tools")
     function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    parameters = tool.input_schema or {"type": "object", "properties": {}}
-    return {"type": "function", "function": function | {"parameters": parameters}}
+    if description := _described(tool):
+        function["description"] = description
+    return {"type": "function", "function": function | {"parameters": tool.input_schema}}
+
+
+def _described(tool: wire.ToolIn) -> str:
+    examples = [json.dumps(example, ensure_ascii=False) for example in tool.input_examples or ()]
+    return "\n".join([*filter(None, [tool.description]), *(f"Example input: {each}" for each in examples)])
 
 
 def _tool_choice(choice: wire.ToolChoice | None) -> neutral.ToolChoice:
@@ -103,77 +142,5 @@ def _tool_choice(choice: wire.ToolChoice | None) -> neutral.ToolChoice:
         case wire.ToolChoice(type="none"):
             return neutral.ToolChoice(mode="none")
     if not choice.name:
-        raise InvalidRequestError("tool_choice.name: required with type tool", option="tool_choice")
+        raise InvalidRequestError("tool_choice.tool.name: field required", option="tool_choice")
     return neutral.ToolChoice(mode="named", name=choice.name)
-
-
-# ---- messages
-
-
-def _system(system: str | Sequence[wire.TextBlock] | None) -> Iterable[Message]:
-    texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
-    if any(texts):
-        yield Message(role="system", content="\n\n".join(texts))
-
-
-def _messages(messages: Sequence[wire.MessageIn]) -> Iterable[Message]:
-    for message in messages:
-        blocks = message.content
-        if isinstance(blocks, str):
-            yield Message(role=message.role, content=blocks)
-        elif message.role == "assistant":
-            yield _assistant(blocks)
-        else:
-            yield from _user(message.role, blocks)
-
-
-def _assistant(blocks: Sequence[wire.BlockIn]) -> Message:
-    texts, thoughts, calls = [], [], []
-    for block in blocks:
-        match block:
-            case wire.TextBlock(text=text):
-                texts.append(text)
-            case wire.ThinkingBlock(thinking=thinking):
-                thoughts.append(thinking)
-            case wire.RedactedThinkingBlock():
-                pass  # encrypted by another: nothing of it can be read
-            case wire.ToolUseBlock(id=call_id, name=name, input=given):
-                function = {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}
-                calls.append({"id": call_id, "type": "function", "function": function})
-            case _:
-                raise _unreadable(block, "an assistant message")
-    return Message(
-        role="assistant",
-        content="".join(texts),
-        reasoning_content="\n".join(thoughts) or None,
-        tool_calls=tuple(calls),
-    )
-
-
-def _user(role: str, blocks: Sequence[wire.BlockIn]) -> Iterable[Message]:
-    """Tool results first, as they answer the calls before; then what the user says."""
-    texts: list[str] = []
-    for block in blocks:
-        match block:
-            case wire.ToolResultBlock(tool_use_id=call_id, content=content, is_error=is_error):
-                text = content if isinstance(content, str) else "\n".join(map(_text, content))
-                yield Message(role="tool", content=f"Error: {text}" if is_error else text, tool_call_id=call_id)
-            case _:
-                texts.append(_text(block))
-    if texts:
-        yield Message(role=role, content="\n".join(texts))
-
-
-def _text(block: Any) -> str:
-    match block:
-        case wire.TextBlock(text=text):
-            return text
-        case wire.SearchResultBlock(content=content, title=title, source=source):
-            return "\n".join([f"{title} ({source})", *(part.text for part in content)])
-        case wire.DocumentBlock(source={"type": "text", "data": str(data)}, title=title):
-            return f"{title}\n{data}" if title else data
-    raise _unreadable(block, "a message")
-
-
-def _unreadable(block: Any, where: str) -> UnsupportedError:
-    return UnsupportedError(f"messages: a block of type {block.__struct_config__.tag} cannot be read in {where}")

@@ -102,9 +102,11 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 
 class ThinkingConfig(msgspec.Struct, kw_only=True):
+    """``display`` "omitted": the thought is in the block's signature only."""
+
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    display: str | None = None
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
@@ -129,26 +131,27 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     cache_control: Any = None
+    context_management: Any = None  # no edits are made, and the answer says so
     # refused when they ask for something
     mcp_servers: list[Any] | None = None
     container: Any = None
-    context_management: Any = None
-    keep_alive: str | float | None = None
-
-
-class MessagesRequest(CountRequest, kw_only=True):
-    max_tokens: Annotated[int, Meta(ge=1)]
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stop_sequences: list[str] | None = None
     # without influence on the answer
     metadata: Any = None
     service_tier: str | None = None
     inference_geo: str | None = None
-    betas: list[str] | None = None
     speed: str | None = None
+    keep_alive: str | float | None = None
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    """``max_tokens`` 0 only reads the prompt, for the cache."""
+
+    max_tokens: Annotated[int, Meta(ge=0)]
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    stop_sequences: list[Annotated[str, Meta(min_length=1)]] | None = None
 
 
 # ---- answers
@@ -175,17 +178,22 @@ class ToolUse(Said, kw_only=True, tag_field="type", tag="tool_use"):
 
 
 BlockOut = Text | Thinking | ToolUse
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
 class Usage(Said, kw_only=True):
-    """``input_tokens`` are those that had to be read; the cached ones are counted apart."""
+    """The prompt is the sum of three: what came from the cache, what went into it (when the request marks something
+    for it), and the rest."""
 
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
     service_tier: str = "standard"
+
+
+class Edits(Said, kw_only=True):
+    applied_edits: list[Any] = msgspec.field(default_factory=list)
 
 
 class Message(Said, kw_only=True):
@@ -197,6 +205,7 @@ class Message(Said, kw_only=True):
     role: Literal["assistant"] = "assistant"
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
+    context_management: Edits | UnsetType = UNSET
 
 
 class Counted(Said, kw_only=True):
@@ -248,6 +257,7 @@ class Stop(Said, kw_only=True):
 class MessageDelta(Said, kw_only=True, tag_field="type", tag="message_delta"):
     delta: Stop
     usage: Usage
+    context_management: Edits | UnsetType = UNSET
 
 
 class MessageStop(Said, kw_only=True, tag_field="type", tag="message_stop"):
