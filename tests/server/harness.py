@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -85,7 +86,10 @@ class RunningServer:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        bound = bind(self.config.server)
+        with bind(self.config.server) as bound:
+            await self._serve_on(bound)
+
+    async def _serve_on(self, bound: socket.socket) -> None:
         async with AsyncRuntime(self.config) as runtime:
             self.server = Server(self.config, runtime, Registry.configured(self.config))
             self.listener = Listener(self.config.server, self.server, runtime, self._listening)

@@ -33,14 +33,10 @@ async def serve(config: RuntimeConfig, *, listening: Callable[[str], None] = lam
     """Until a signal. ``listening`` hears the URL once connections are accepted. Raises ConfigError."""
     check_exposure(config.server)
     _raise_open_files()
-    bound = bind(config.server)
-    runtime = AsyncRuntime(config)
-    await runtime.start()
-    try:
-        server = Server(config, runtime, Registry.configured(config))
-        await Listener(config.server, server, runtime, listening).serve(sockets=[bound])
-    finally:
-        await runtime.close()
+    with bind(config.server) as bound:
+        async with AsyncRuntime(config) as runtime:
+            server = Server(config, runtime, Registry.configured(config))
+            await Listener(config.server, server, runtime, listening).serve(sockets=[bound])
 
 
 def check_exposure(options: ServerOptions) -> None:

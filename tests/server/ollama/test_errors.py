@@ -1,0 +1,115 @@
+"""What Ollama's clients are told when something is wrong: statuses and words of theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.harness import RunningServer
+
+CHAT = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "stream": False}
+GENERATE = {"model": "stub", "prompt": "hi", "stream": False}
+
+
+def chat(**more: Any) -> tuple[str, dict[str, Any]]:
+    return "/api/chat", {**CHAT, **more}
+
+
+def generate(**more: Any) -> tuple[str, dict[str, Any]]:
+    return "/api/generate", {**GENERATE, **more}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (chat(model=""), "model is required"),
+        (chat(options={"num_ctx": "big"}), 'option "num_ctx" must be of type integer'),
+        (chat(format="yaml"), 'invalid format: "yaml"; expected "json" or a valid JSON Schema object'),
+        (
+            chat(think="very"),
+            'invalid think value: "very" (must be "high", "medium", "low", "max", true, or false)',
+        ),
+        (chat(keep_alive="300"), 'time: missing unit in duration "300"'),
+        (chat(logprobs=True, top_logprobs=21), "top_logprobs must be between 0 and 20"),
+        (generate(raw=True, system="x"), "raw mode does not support template, system, or context"),
+        (generate(images=["aGk="]), "stub does not support vision"),
+        (generate(suffix="x"), "stub:latest does not support insert"),
+        (("/api/embed", {"model": "stub", "input": 5}), "invalid input type"),
+        (("/api/pull", {}), "invalid model name"),
+        (("/api/copy", {"source": "../x", "destination": "b"}), 'source "../x" is invalid'),
+        (("/api/copy", {"source": "a", "destination": "/"}), 'destination "/" is invalid'),
+        (chat(messages=[{"role": "robot", "content": "x"}]), 'invalid role: "robot"'),
+    ],
+)
+def test_bad_requests(server: RunningServer, asked: tuple[str, dict[str, Any]], words: str) -> None:
+    status, body = server.post(*asked)
+    assert (status, body["error"][: len(words)]) == (400, words)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [(b"", "missing request body"), (b"{", "invalid request: "), (b"[]", "invalid request: "), (b"\xff", "invalid")],
+)
+def test_bodies_that_are_none(server: RunningServer, body: bytes, words: str) -> None:
+    status, answer = server.post("/api/chat", body)
+    assert status == 400
+    assert answer["error"].startswith(words)
+
+
+def test_any_content_type_will_do(server: RunningServer) -> None:
+    status, _ = server.post("/api/show", {"model": "stub"}, content_type="application/x-www-form-urlencoded")
+    assert status == 200
+
+
+def test_wrong_method_and_path(server: RunningServer) -> None:
+    assert server.request("GET", "/api/chat")[0] == 405
+    assert server.request("GET", "/api/nothing") == (404, "404 page not found")
+
+
+def test_delete_takes_a_body(server: RunningServer) -> None:
+    assert server.request("DELETE", "/api/delete", {"model": "nope"}) == (404, {"error": "model 'nope' not found"})
+
+
+def test_a_prompt_that_is_too_long_is_cut_and_the_answer_says_so(server: RunningServer) -> None:
+    status, body = server.post("/api/generate", {**GENERATE, "raw": True, "prompt": "word " * 400, "options": FEW})
+    assert status == 200
+    assert body["truncated_tokens"] > 0
+    assert body["prompt_eval_count"] < 512
+
+
+def test_old_messages_are_left_out_and_the_answer_says_so(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": "word " * 40}, {"role": "assistant", "content": "yes"}] * 8
+    messages.append({"role": "user", "content": "and now?"})
+    status, body = server.post("/api/chat", {**CHAT, "messages": messages, "options": FEW})
+    assert status == 200
+    assert body["truncated_messages"] > 0
+
+
+FEW = {"num_predict": 3}
+
+
+@pytest.mark.parametrize("switch", ["truncate", "shift"])
+def test_or_it_is_refused(server: RunningServer, switch: str) -> None:
+    for body in ({**GENERATE, "raw": True, "prompt": "word " * 400}, {**GENERATE, "prompt": "word " * 400}):
+        status, answer = server.post("/api/generate", {**body, switch: False})
+        assert status == 400
+        assert answer["error"].startswith("the prompt is longer than the context length currently available")
+    status, answer = server.post("/api/embed", {"model": "stub", "input": "word " * 400, "truncate": False})
+    assert (status, answer) == (400, {"error": "the input length exceeds the context length"})
+
+
+def test_unknown_options_are_told(server: RunningServer) -> None:
+    status, _, headers = server.exchange("POST", "/api/generate", {**GENERATE, "options": {**FEW, "tfs_z": 1}})
+    assert status == 200
+    assert headers["x-ignored-options"] == "tfs_z"
+
+
+def test_debug_render_only(server: RunningServer) -> None:
+    status, body = server.post("/api/chat", {**CHAT, "_debug_render_only": True})
+    assert status == 200
+    assert "hi" in body["_debug_info"]["rendered_template"]
+
+
+def test_push_is_refused(server: RunningServer) -> None:
+    assert server.post("/api/push", {"model": "stub"})[0] == 400
