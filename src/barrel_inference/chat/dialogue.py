@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from barrel_inference.chat import harmony, reasoning
+from barrel_inference.chat import harmony, reasoning, schema
 from barrel_inference.chat.memory import Memory
 from barrel_inference.chat.messages import Message, conform, text_of
 from barrel_inference.chat.output import OutputParser, Parser, Shape, Thinking
@@ -107,7 +107,7 @@ class Dialogue:
         return Prompt(
             text=rendered.text + tail,
             boundaries=rendered.boundaries,
-            constraint=self._constraint(turn, tools, thinking),
+            constraint=self._constraint(turn, _schemas(turn.tools), thinking),
             thinking=thinking,
             think_end=self.profile.shape.thinking and self.profile.shape.thinking.close,
             shape=shape,
@@ -276,6 +276,15 @@ def _instructed(messages: list[Message], text: str) -> list[Message]:
     if messages and messages[0]["role"] in ("system", "developer"):
         return [{**messages[0], "content": f"{text_of(messages[0].get('content'))}\n\n{text}"}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
+
+
+def _schemas(tools: Sequence[Mapping[str, Any]]) -> Tools:
+    """Name to the schema that a call's arguments are held to. Raises SchemaError."""
+    functions = [tool.get("function", tool) for tool in tools]
+    return {
+        function["name"]: schema.arguments(function.get("parameters") or {}, strict=bool(function.get("strict")))
+        for function in functions
+    }
 
 
 def _setting(turn: Turn) -> Any:

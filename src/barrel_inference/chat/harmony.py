@@ -130,4 +130,4 @@ def calls_rule(tools: Tools) -> str:
 
 def _call_rule(name: str, schema: Mapping[str, Any]) -> str:
     head = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
-    return f"({quote(head)} %json {json.dumps({'type': 'object'} | dict(schema), ensure_ascii=False)})"
+    return f"({quote(head)} %json {json.dumps(schema, ensure_ascii=False)})"

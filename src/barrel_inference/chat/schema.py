@@ -102,6 +102,27 @@ def any_object() -> Constraint:
     return Constraint(json_schema='{"type": "object"}')
 
 
+# Spaces as models are taught to write them; free white space is an invitation to write nothing else.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def arguments(schema: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
+    """Of a tool's arguments: an object with the properties it names and no others. Agents bring their tools' schemas as
+    they are, so without ``strict`` keywords that cannot be enforced are left out instead of refused."""
+    found = usable(schema if strict else _enforceable(schema))
+    if "$ref" not in found:
+        found = {"type": "object"} | found
+        found.setdefault("additionalProperties", "properties" not in found)
+    return found | {"x-guidance": _SPACING}
+
+
+def _enforceable(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {key: value for key, value in schema.items() if key not in _NEVER}
+    return dict(_children(kept, lambda _, value: _enforceable(value)))
+
+
 def usable(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
     """The schema as the grammar engine takes it, allowing nothing that the original does not."""
     if schema is False:

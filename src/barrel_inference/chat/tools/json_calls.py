@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from barrel_inference.chat.tools.scan import MalformedError, json_end
-from barrel_inference.chat.tools.syntax import BodyRead, Rules, Tools, quote
+from barrel_inference.chat.tools.syntax import BodyRead, Rules, Tools, split_shared
 
 _NAME_KEYS = ("name", "tool_name", "function_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
@@ -35,12 +35,12 @@ class JsonCall:
         return BodyRead(end, found, _arguments(_one_of(value, (self.arguments_key, *_ARGUMENT_KEYS))))
 
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
-        properties: dict[str, Any] = {self.name_key: {"const": name}, self.arguments_key: _object_schema(schema)}
+        own, shared = split_shared(schema)
+        properties: dict[str, Any] = {self.name_key: {"const": name}, self.arguments_key: own}
         if self.id_key:
             id_schema = {self.id_key: {"type": "string", "pattern": "^[A-Za-z0-9]{1,16}$"}}
             properties = id_schema | properties if self.id_first else properties | id_schema
-        whole = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-        return _json_rule(rules, whole)
+        return _json_rule(rules, _whole(properties, shared))
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class KeyedJsonCall:
         return BodyRead(end, found, _arguments(arguments))
 
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
-        whole = {"properties": {name: _object_schema(schema)}, "required": [name], "additionalProperties": False}
-        return _json_rule(rules, {"type": "object"} | whole)
+        own, shared = split_shared(schema)
+        return _json_rule(rules, _whole({name: own}, shared))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class JsonArguments:
         return None if value is None else BodyRead(end, None, value)
 
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
-        return _json_rule(rules, _object_schema(schema))
+        return _json_rule(rules, schema)
 
 
 def _object(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
@@ -105,13 +105,11 @@ def _arguments(value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    return schema if schema.get("type") == "object" else {"type": "object", **schema}
+def _whole(properties: Mapping[str, Any], shared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An object of exactly these properties; what references lead to stays at the root."""
+    whole = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {**whole, **shared}
 
 
 def _json_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
     return rules.add("json", f"%json {json.dumps(schema, ensure_ascii=False)}")
-
-
-def literal(text: str) -> str:
-    return quote(text) if text else ""

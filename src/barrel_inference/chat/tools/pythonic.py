@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from barrel_inference.chat.tools.scan import MalformedError
-from barrel_inference.chat.tools.syntax import BodyRead, Rules, Syntax, Tools, quote
+from barrel_inference.chat.tools.syntax import BodyRead, Rules, Syntax, Tools, quote, split_shared
 
 _TOKENS = re.compile(r"""'(?:[^'\\]|\\.)*('|\Z)|"(?:[^"\\]|\\.)*("|\Z)|[()\[\]{}]""", re.DOTALL)
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
@@ -37,7 +37,7 @@ class PythonArguments:
         return BodyRead(end, None, arguments | {str(each.arg): _constant(each.value) for each in call.keywords})
 
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        shared = split_shared(schema)[1]
 
         def argument(key: str, value: Any) -> str:
             of_value = {**value, **shared} if isinstance(value, Mapping) else {}

@@ -63,6 +63,15 @@ class Rules:
         return "\n".join(self._rules.values())
 
 
+_SHARED = ("$defs", "definitions", "x-guidance")
+
+
+def split_shared(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema without what belongs at the root of a document, and that."""
+    own = {key: value for key, value in schema.items() if key not in _SHARED}
+    return own, {key: schema[key] for key in _SHARED if key in schema}
+
+
 def quote(text: str) -> str:
     """A Lark string literal."""
     return json.dumps(text, ensure_ascii=False)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from barrel_inference.chat.tools.scan import MalformedError, Pattern
-from barrel_inference.chat.tools.syntax import BodyRead, Rules, Tools, quote
+from barrel_inference.chat.tools.syntax import BodyRead, Rules, Tools, quote, split_shared
 
 _STRING = frozenset({"string"})
 
@@ -123,7 +123,7 @@ class Tagged:
         elif kinds == _STRING:
             value = rules.add("text", r"/(?s:.*)/", f"[suffix={quote(close)}]")
         else:
-            nested = {**schema, **{k: root[k] for k in ("$defs", "definitions") if k in root}}
+            nested = {**schema, **split_shared(root)[1]} if isinstance(schema, Mapping) else schema
             value = rules.add("json", f"%json {json.dumps(nested, ensure_ascii=False)}") + f" {quote(close)}"
         return rules.add("argument", f"{quote(begin)} {value}")
 

@@ -232,6 +232,8 @@ def _tool(tool: wire.Tool) -> dict[str, Any]:
     plain: dict[str, Any] = {"name": function.name}
     if function.description is not None:
         plain["description"] = function.description
+    if function.strict is not None:
+        plain["strict"] = function.strict
     return {"type": "function", "function": plain | {"parameters": parameters}}
 
 
