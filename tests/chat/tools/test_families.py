@@ -1,0 +1,125 @@
+"""Every known syntax reads what it writes: grammar and reader are made from one description."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import llguidance
+import llguidance.numpy
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from barrel_inference.chat import schema
+from barrel_inference.chat.output import OutputParser, Shape
+from barrel_inference.chat.tools import grammar
+from barrel_inference.chat.tools.families import FAMILIES
+from barrel_inference.chat.tools.syntax import Syntax
+from tests.chat.pieces import TOOLS, fed
+
+SYNTAXES = [syntax for _, syntax in FAMILIES]
+EOS = 256
+
+
+class Bytes:
+    """A vocabulary of single bytes."""
+
+    eos_token_id = EOS
+    bos_token_id = None
+    special_token_ids = (EOS,)
+    tokens = (*(bytes([value]) for value in range(256)), b"\xff<eos>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+TOKENIZER = LLTokenizer(llguidance.TokenizerWrapper(Bytes()))  # type: ignore[no-untyped-call]
+SCHEMAS = {name: schema.arguments(parameters) for name, parameters in TOOLS.items()}
+
+
+def matcher(lark: str) -> LLMatcher:
+    made = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lark))
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+ENDINGS = ("</parameter>", "\n</parameter>\n", "</arg_value>\n", "</｜DSML｜parameter>\n", '<|"|>', "<escape>", '"')
+
+
+def walk(lark: str, seed: int, limit: int = 600) -> str:
+    """A text that the grammar allows, brought to an end as soon as it may end; free text ends after some letters."""
+    chooser = random.Random(seed)
+    made = matcher(lark)
+    mask: Any = llguidance.numpy.allocate_token_bitmask(1, 257)
+    written = bytearray()
+    for _ in range(limit):
+        llguidance.numpy.fill_next_token_bitmask(made, mask)
+        allowed = [token for token in range(257) if mask[0][token // 32] >> (token % 32) & 1]
+        if EOS in allowed:
+            return written.decode()
+        ending = list(chooser.choice(ENDINGS).encode())
+        if chooser.random() < 0.3 and made.validate_tokens(ending) == len(ending):
+            written += bytes(ending)
+            made.consume_tokens(ending)
+            continue
+        closing = [token for token in allowed if chr(token) in '"}])<>/\n' and chooser.random() < 0.7]
+        plain = [token for token in allowed if 32 <= token < 127]
+        written.append(chooser.choice(closing or plain or allowed))
+        made.consume_token(written[-1])
+    pytest.fail(f"no end after {limit} bytes: {written.decode(errors='replace')}")
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda syntax: syntax.name)
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_call_written_under_the_grammar_is_read(syntax: Syntax, opened: bool) -> None:
+    lark = grammar.calls(syntax, SCHEMAS, parallel=True, opened=opened)
+    for seed in range(3):
+        head = syntax.triggers[0] if opened and syntax.triggers else ""
+        text = head + walk(lark, seed)
+        events = fed(OutputParser(Shape(None, syntax), TOOLS), text)
+        assert events and all(kind == "call" for kind, _ in events), text
+        for _, (name, arguments) in events:
+            assert name in TOOLS
+            assert set(arguments) <= set(TOOLS[name]["properties"])
+            assert set(TOOLS[name].get("required", ())) <= set(arguments)
+
+
+def test_a_grammar_without_parallel_calls_allows_one() -> None:
+    for syntax in SYNTAXES:
+        text = walk(grammar.calls(syntax, SCHEMAS, parallel=False), 1)
+        made = matcher(grammar.calls(syntax, SCHEMAS, parallel=False))
+        assert made.try_consume_tokens(list((text * 2).encode())) < len((text * 2).encode()), syntax.name
+
+
+def test_definitions_and_references_reach_the_arguments() -> None:
+    shared = {
+        "type": "object",
+        "properties": {"place": {"$ref": "#/$defs/Place"}},
+        "required": ["place"],
+        "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+    }
+    for syntax in SYNTAXES:
+        if syntax.name in ("gemma", "function_gemma"):  # references are read as "anything" there
+            continue
+        text = walk(grammar.calls(syntax, {"go": schema.arguments(shared)}, parallel=False), 2)
+        ((_, (name, arguments)),) = fed(OutputParser(Shape(None, syntax), {"go": shared}), text)
+        assert name == "go"
+        assert isinstance(arguments["place"]["x"], int), text
+
+
+def test_control_tokens_take_the_place_of_their_text() -> None:
+    lark = 'start: "a<|x|>b" t /"<|x|>"/ %json {"const": "<|x|>"}\nt[suffix="\\n<|x|>"]: /(?s:.*)/\n'
+    found = grammar.control_tokens(lark, {"<|x|>": 7})
+    assert found.splitlines() == [
+        'start: "a" <[7]> "b" t /"<|x|>"/ %json {"const": "<|x|>"}',
+        "t: t_body <[7]>",
+        't_body[suffix="\\n"]: /(?s:.*)/',
+    ]
+    assert grammar.control_tokens('start: "plain"', {"<|x|>": 7}) == 'start: "plain"'
+
+
+def test_names_of_tools_are_quoted() -> None:
+    lark = grammar.calls(SYNTAXES[0], {'we"ird': schema.arguments({})}, parallel=False)
+    assert json.dumps('we"ird') in lark
+    matcher(lark)
