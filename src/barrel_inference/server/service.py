@@ -17,6 +17,7 @@ from barrel_inference.chat import steady
 from barrel_inference.config import ServerOptions
 from barrel_inference.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
 from barrel_inference.server import chat, insert
+from barrel_inference.server.failures import ShuttingDownError
 from barrel_inference.server.http import record
 from barrel_inference.server.models import keepalive
 from barrel_inference.server.models.catalog import Catalog, Entry
@@ -31,7 +32,7 @@ from barrel_inference.server.neutral import (
     KeepAlive,
     ModelCard,
 )
-from barrel_inference.types import Chunk, Embedding, Message
+from barrel_inference.types import Chunk, Completion, Embedding, Message
 
 PLAIN = Parameters({}, {})
 
@@ -62,7 +63,7 @@ class ModelService:
         async with aclosing(chat.chat_events(lease.model, self.whole(lease, request, wish))) as events:
             async for event in events:
                 if isinstance(event, Finished):
-                    record.current().complete(event.completion)
+                    _complete(event.completion)
                 yield event
 
     def whole(self, lease: Lease, request: ChatRequest, wish: Parameters) -> ChatRequest:
@@ -87,7 +88,7 @@ class ModelService:
         async with lease.model.stream(prompt, **_options(lease.entry, request.options, wish)) as stream:
             async for chunk in stream:
                 if chunk.completion is not None:
-                    record.current().complete(chunk.completion)
+                    _complete(chunk.completion)
                 yield chunk
 
     async def count_tokens(self, request: ChatRequest) -> int:
@@ -152,6 +153,14 @@ class ModelService:
         created = datetime.fromisoformat(entry.modified_at).timestamp()
         owner = entry.name.rpartition("/")[0] or "library"
         return ModelCard(id=entry.name, created=int(created), owned_by=owner, n_ctx=self.pool.context(entry))
+
+
+def _complete(completion: Completion) -> None:
+    """Note what it took. Raises ShuttingDownError for an answer that was cut short and not by its client, who would
+    have closed the generator."""
+    record.current().complete(completion)
+    if completion.finish_reason == "cancelled":
+        raise ShuttingDownError("the model was unloaded before the answer was complete")
 
 
 def _options(entry: Entry, options: Mapping[str, Any], wish: Parameters) -> dict[str, Any]:

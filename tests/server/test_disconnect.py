@@ -1,0 +1,159 @@
+"""A client that leaves stops the work, whatever it was waiting for. The slow stub takes 20 ms a step."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.server.harness import SLOW, STUB, RunningServer
+
+STEP_S = 0.02
+LONG = {"num_predict": 400}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = {
+        "slow": SLOW,
+        "reading": {**STUB, "stub": {"token_delay_ms": 20.0, "model": "reading"}},
+        "loading": {**STUB, "stub": {"load_s": 2.0, "model": "loading"}},
+        "narrow": {**SLOW, "context_opts": {"n_ctx": 512, "n_seq_max": 1}, "stub": {**SLOW["stub"], "model": "n"}},
+    }
+    with RunningServer(tmp_path_factory.mktemp("server"), models=models) as running:
+        for name in ("slow", "reading", "narrow"):
+            assert running.post("/api/generate", {"model": name, "prompt": ""})[0] == 200
+        yield running
+
+
+def connect(server: RunningServer, path: str, body: Any) -> socket.socket:
+    """Send a request; its answer is not read."""
+    where = urlsplit(server.url)
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: {len(data)}\r\n\r\n"
+    client = socket.create_connection((where.hostname, where.port), timeout=30)
+    client.sendall(head.encode() + data)
+    return client
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> float:
+    """Seconds that it took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < timeout_s, "it never came to that"
+        time.sleep(0.002)
+    return time.monotonic() - started
+
+
+def engine_running(server: RunningServer, name: str) -> int:
+    """Requests in the worker, as it reported last."""
+
+    def look(inside: Any) -> int:
+        (slot,) = [slot for slot in inside.pool.slots() if slot.entry.name == f"{name}:latest"]
+        info = slot.model.info()
+        return int(info.running + info.queued)
+
+    return server.ask(look)
+
+
+def gate_running(server: RunningServer, name: str) -> int:
+    return server.ask(
+        lambda inside: sum(s.gate.running for s in inside.pool.slots() if s.entry.name == f"{name}:latest")
+    )
+
+
+def gate_waiting(server: RunningServer, name: str) -> int:
+    return server.ask(
+        lambda inside: sum(s.gate.waiting for s in inside.pool.slots() if s.entry.name == f"{name}:latest")
+    )
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+def test_while_it_is_generated(server: RunningServer, path: str, stream: bool) -> None:
+    body = {"model": "slow", "stream": stream, "options": LONG}
+    body |= {"prompt": "hi"} if path == "/api/generate" else {"messages": [{"role": "user", "content": "hi"}]}
+    with connect(server, path, body) as client:
+        until(lambda: engine_running(server, "slow") == 1)
+        if stream:
+            client.recv(100)
+    assert until(lambda: gate_running(server, "slow") == 0) < 1.0
+    until(lambda: engine_running(server, "slow") == 0, timeout_s=2.0)
+
+
+def test_while_the_prompt_is_read(server: RunningServer) -> None:
+    """300 tokens at 20 ms: six seconds, of which nobody waits for the most."""
+    with connect(server, "/api/generate", {"model": "reading", "raw": True, "prompt": "x" * 300}):
+        until(lambda: engine_running(server, "reading") == 1)
+    until(lambda: gate_running(server, "reading") == 0, timeout_s=2.0)
+    until(lambda: engine_running(server, "reading") == 0, timeout_s=6.0)
+
+
+def test_while_it_waits_in_the_queue(server: RunningServer) -> None:
+    body = {"model": "narrow", "prompt": "hi", "options": LONG}
+    with connect(server, "/api/generate", body):
+        until(lambda: gate_running(server, "narrow") == 1)
+        with connect(server, "/api/generate", body):
+            until(lambda: gate_waiting(server, "narrow") == 1)
+        until(lambda: gate_waiting(server, "narrow") == 0, timeout_s=2.0)
+    until(lambda: gate_running(server, "narrow") == 0, timeout_s=2.0)
+
+
+def test_while_the_model_is_loaded_the_load_goes_on(server: RunningServer) -> None:
+    with connect(server, "/api/generate", {"model": "loading", "prompt": "hi"}):
+        until(lambda: server.ask(lambda inside: any(s.entry.name == "loading:latest" for s in inside.pool.slots())))
+    until(lambda: "loading:latest" in {each["name"] for each in server.request("GET", "/api/ps")[1]["models"]})
+
+
+def test_it_is_counted(server: RunningServer) -> None:
+    _, metrics = server.request("GET", "/metrics")
+    assert 'barrel_disconnects_total{route="/api/generate"}' in metrics
+
+
+def test_an_idle_stream_costs_nothing_and_the_others_go_on(server: RunningServer) -> None:
+    """Connections that say nothing, and one that reads nothing of its answer."""
+    where = urlsplit(server.url)
+    idle = [socket.create_connection((where.hostname, where.port)) for _ in range(300)]
+    try:
+        status, body = server.post(
+            "/api/generate",
+            {"model": "reading", "prompt": "hi", "raw": True, "stream": False, "options": {"num_predict": 2}},
+        )
+        assert (status, body["done"]) == (200, True)
+    finally:
+        for each in idle:
+            each.close()
+
+
+def test_the_end_lets_what_runs_finish(tmp_path: Path) -> None:
+    with RunningServer(tmp_path) as running:
+        client = connect(running, "/api/generate", {"model": "slow", "prompt": "hi", "options": {"num_predict": 20}})
+        with client:
+            client.recv(10)
+            running.stop()
+            text = read_all(client)
+    assert b'"done":true,"done_reason":"length"' in text
+
+
+def test_the_end_tells_what_does_not_finish(tmp_path: Path) -> None:
+    with RunningServer(tmp_path, drain_s=0.2) as running:
+        client = connect(running, "/api/generate", {"model": "slow", "prompt": "hi", "options": LONG})
+        with client:
+            client.recv(10)
+            running.stop()
+            text = read_all(client)
+    assert b'{"error":"' in text
+    assert text.endswith(b"0\r\n\r\n"), "a whole answer"
+
+
+def read_all(client: socket.socket) -> bytes:
+    parts = []
+    while part := client.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
