@@ -17,7 +17,7 @@ from barrel_inference.chat.messages import Message, conform, text_of
 from barrel_inference.chat.output import OutputParser, Parser, Shape, Thinking
 from barrel_inference.chat.profile import Profile, study
 from barrel_inference.chat.reasoning import Think
-from barrel_inference.chat.template import Rendered, Template
+from barrel_inference.chat.template import ChatTemplate, Rendered
 from barrel_inference.chat.tools import grammar, instructions
 from barrel_inference.chat.tools.syntax import Syntax, Tools, parameters
 from barrel_inference.errors import InvalidRequestError, TemplateError, UnsupportedError
@@ -64,7 +64,7 @@ class Dialogue:
 
     def __init__(
         self,
-        template: Template,
+        template: ChatTemplate,
         *,
         tool_call_markers: tuple[str, str] | None = None,
         thinking_markers: tuple[str, str] | None = None,

@@ -15,7 +15,7 @@ AnswerEnd = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 class Piece(Value, frozen=True, kw_only=True, tag=True):
-    """Base of all events. ``index``: which of n answers. ``usage``: of the prompt; with an answer's first event only."""
+    """Base of all events. ``index``: which of n answers. ``usage``: of the prompt, with an answer's first event."""
 
     index: int = 0
     usage: Usage | None = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 _ROLE_BLOCKS = """\
 {%%- for message in messages -%%}
 %s
@@ -56,7 +54,6 @@ _MARKS = (
     ("llama3", "<|start_header_id|>", "<|eot_id|>"),
     ("gemma", "<start_of_turn>", "<end_of_turn>"),
 )
-_GO = re.compile(r"\{\{-?\s*(?:\.[A-Z]|\$|(?:if|range|with|else|end)\b)")
 
 
 def pick(source: str | None, special_tokens: frozenset[str]) -> str:
@@ -64,8 +61,3 @@ def pick(source: str | None, special_tokens: frozenset[str]) -> str:
     if source:
         return source
     return next((name for name, *marks in _MARKS if special_tokens.intersection(marks)), "plain")
-
-
-def is_go(source: str) -> bool:
-    """Whether a template is one of Ollama's, written in Go's template language."""
-    return _GO.search(source) is not None

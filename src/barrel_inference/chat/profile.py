@@ -15,7 +15,7 @@ from barrel_inference.chat import reasoning
 from barrel_inference.chat.events import CallArguments, CallStarted, Piece
 from barrel_inference.chat.messages import Form, Message, conform
 from barrel_inference.chat.output import OutputParser, Shape, Thinking
-from barrel_inference.chat.template import Template
+from barrel_inference.chat.template import ChatTemplate
 from barrel_inference.chat.tools import families, learned
 from barrel_inference.chat.tools.learned import FIRST, SECOND, Probe
 from barrel_inference.chat.tools.scan import common_prefix, common_suffix
@@ -46,7 +46,7 @@ _USER: Message = {"role": "user", "content": "zquser"}
 _ANSWER: Message = {"role": "assistant", "content": "zqcontent"}
 
 
-def study(template: Template) -> Profile:
+def study(template: ChatTemplate) -> Profile:
     """Some forty small renderings."""
     probing = _Probing(template)
     form = probing.form
@@ -59,7 +59,7 @@ def study(template: Template) -> Profile:
 class _Probing:
     """Finds the form of a template step by step; what is found is used for the rest."""
 
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: ChatTemplate) -> None:
         self.template = template
         self.form = Form(native_calls=True, native_definitions=True)
         self._settle()

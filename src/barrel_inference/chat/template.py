@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import copy
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import jinja2
@@ -33,35 +33,17 @@ class Rendered(NamedTuple):
     boundaries: tuple[int, ...] = ()
 
 
-class Template:
-    """``source`` is Jinja text, or the name of a built-in template (``fallbacks.TEMPLATES``). ``name`` says which one
-    it is: a built-in's name, or "model". Raises TemplateError when it does not compile."""
+class ChatTemplate(ABC):
+    """What turns conversations into prompts. ``name`` and ``source`` say which one it is; ``variables`` are the
+    keywords that it understands."""
 
-    def __init__(
-        self,
-        source: str,
-        *,
-        bos_token: str = "",
-        eos_token: str = "",
-        limits: Limits = DEFAULT_LIMITS,
-        now: Callable[[], datetime] = datetime.now,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.name = source if source in TEMPLATES else "model"
-        self.source = TEMPLATES.get(source, source)
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": eos_token, "unk_token": ""}
-        self._limits = limits
-        self._clock = clock
-        self._environment = ChatEnvironment(now)
-        try:
-            self._compiled = self._environment.from_string(self.source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise TemplateError(f"the chat template does not compile: {error}") from error
+    name: str
+    source: str
+    variables: frozenset[str]
 
-    @cached_property
-    def variables(self) -> frozenset[str]:
-        """Names that the template reads: which keywords it understands."""
-        return frozenset(jinja2.meta.find_undeclared_variables(self._environment.parse(self.source)))
+    @abstractmethod
+    def text(self, messages: Messages, **values: Any) -> str:
+        """One rendering, just as the template has it. Raises TemplateError."""
 
     def render(
         self,
@@ -85,18 +67,6 @@ class Template:
         else:
             text = self.text(messages, add_generation_prompt=add_generation_prompt, **values)
         return Rendered(text, self._boundaries(text, messages, values))
-
-    def text(self, messages: Messages, **values: Any) -> str:
-        """One rendering, just as the template has it."""
-        context = {
-            **self._tokens,
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": False,
-            **copy.deepcopy(values),  # a template may change what it gets
-            "messages": copy.deepcopy(list(messages)),
-        }
-        return render(self._compiled, context, self._limits, self._clock)
 
     def _open_ended(self, messages: Messages, values: Mapping[str, Any]) -> str:
         last = messages[-1]
@@ -123,3 +93,41 @@ class Template:
         except TemplateError:
             return 0
         return len(prefix) if text.startswith(prefix) else 0
+
+
+class Template(ChatTemplate):
+    """``source`` is Jinja text, or the name of a built-in template (``fallbacks.TEMPLATES``). ``name`` says which one
+    it is: a built-in's name, or "model". Raises TemplateError when it does not compile."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        limits: Limits = DEFAULT_LIMITS,
+        now: Callable[[], datetime] = datetime.now,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = source if source in TEMPLATES else "model"
+        self.source = TEMPLATES.get(source, source)
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": eos_token, "unk_token": ""}
+        self._limits = limits
+        self._clock = clock
+        environment = ChatEnvironment(now)
+        try:
+            self._compiled = environment.from_string(self.source)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(self.source)))
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise TemplateError(f"the chat template does not compile: {error}") from error
+
+    def text(self, messages: Messages, **values: Any) -> str:
+        context = {
+            **self._tokens,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": False,
+            **copy.deepcopy(values),  # a template may change what it gets
+            "messages": copy.deepcopy(list(messages)),
+        }
+        return render(self._compiled, context, self._limits, self._clock)

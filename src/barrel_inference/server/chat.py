@@ -26,8 +26,10 @@ from barrel_inference.chat.events import (
     Reasoning,
 )
 from barrel_inference.chat.template import Template
-from barrel_inference.errors import InvalidRequestError, UnsupportedError
+from barrel_inference.errors import InvalidRequestError
+from barrel_inference.registry import gotemplate
 from barrel_inference.server import thinking
+from barrel_inference.server.go import GoTemplate
 from barrel_inference.server.http import record
 from barrel_inference.server.neutral import ChatRequest, Think, ToolChoice
 from barrel_inference.types import Chunk, Completion, Message, ModelInfo, TokenLogprob, Usage
@@ -81,15 +83,11 @@ async def chat_events(model: AsyncModel, request: ChatRequest) -> AsyncGenerator
 
 @lru_cache(maxsize=64)
 def _dialogue(source: str, bos: str, eos: str, calls: Any, thinking: Any) -> Dialogue:
-    template = Template(source, bos_token=bos, eos_token=eos)
+    template = GoTemplate(source) if gotemplate.is_go(source) else Template(source, bos_token=bos, eos_token=eos)
     return Dialogue(template, tool_call_markers=calls, thinking_markers=thinking)
 
 
 def _dialogue_of(info: ModelInfo, chat_template: str | None) -> Dialogue:
-    if chat_template and fallbacks.is_go(chat_template):
-        if info.chat_template is None:
-            raise UnsupportedError("this model has only a Go template; give it a Jinja template or a GGUF that has one")
-        chat_template = None  # the model's own says the same, and more
     source = chat_template or fallbacks.pick(info.chat_template, frozenset((info.bos_token, info.eos_token)))
     loader = info.loader
     calls, thinking = (_pair(loader.get(name)) for name in ("tool_call_markers", "thinking_markers"))
