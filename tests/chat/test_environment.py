@@ -1,0 +1,128 @@
+"""The sandbox: what published templates need works, and no template costs more than it may."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+import pytest
+
+from barrel_inference.chat.environment import Limits
+from barrel_inference.chat.template import Template
+from barrel_inference.errors import TemplateError
+
+
+def render(source: str, **values: object) -> str:
+    return Template(source, now=lambda: datetime(2026, 3, 4)).text([{"role": "user", "content": "hi"}], **values)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
+        ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}", '{"a":2,"b":1}'),
+        ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+        ("{{ [1, 2] | map('string') | tojson }}", '["1", "2"]'),
+        ("{{ '{\"a\": 1}' | from_json }}", "{'a': 1}"),
+        ("{{ '<b>' | safe ~ '<i>' }}", "<b><i>"),
+        ("{{ '<b>' | e ~ '<i>' }}", "&lt;b&gt;<i>"),
+        ("{% set l = [] %}{% set _ = l.append(1) %}{{ l }}", "[1]"),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "02"),
+        ("{% generation %}x{% endgeneration %}", "x"),
+        ("{{ strftime_now('%Y-%m-%d') }}", "2026-03-04"),
+        ("{{ '%05.1f' % 2.5 }}{{ '{:>4}'.format('a') }}", "002.5   a"),
+        ("{{ 'a\nb' | indent(2) }}{{ 'aXa' | replace('X', '-') }}", "a\n  ba-a"),
+        ("{% for m in messages %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{% endfor %}", "1True1"),
+    ],
+)
+def test_what_templates_use(source: str, expected: str) -> None:
+    assert render(source) == expected
+
+
+def test_blocks_leave_no_lines() -> None:
+    assert render("a\n  {% if true %}\nb\n  {% endif %}\nc") == "a\nb\nc"
+
+
+def test_a_template_may_change_what_it_gets_and_nobody_notices() -> None:
+    tools = [{"function": {"name": "f"}}]
+    source = "{% set _ = tools.append(1) %}{% set _ = tools[0].function.pop('name') %}{{ tools | length }}"
+    template = Template(source)
+    assert template.text([{"role": "user", "content": "x"}], tools=tools) == "2"
+    assert json.dumps(tools) == '[{"function": {"name": "f"}}]'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('no such role') }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ messages[0].nothing.more }}",
+        "{{ 1 / 0 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_failures_are_template_errors(source: str) -> None:
+    with pytest.raises(TemplateError):
+        render(source)
+
+
+def test_the_words_of_raise_exception_reach_the_caller() -> None:
+    with pytest.raises(TemplateError, match=r"^no such role$"):
+        render("{{ raise_exception('no such role') }}")
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "{{ 'a' * 10**9 }}",
+        "{{ [1] * 10**9 }}",
+        "{{ 2 ** 999999 }}",
+        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%*d' % (999999999, 1) }}",
+        "{{ '%999999999d' | format(1) }}",
+        "{{ '{:>999999999}'.format(1) }}",
+        "{{ 'a'.ljust(10**9) }}",
+        "{{ ('a' * 9999) | replace('a', 'b' * 9999) }}",
+        "{{ ('a' * 9999).replace('a', 'b' * 9999) }}",
+        "{{ [1] | tojson(indent=10**9) }}",
+        "{{ range(10**9) | list }}",
+        "{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}",
+    ],
+)
+def test_size_is_limited(bomb: str) -> None:
+    with pytest.raises(TemplateError):
+        render(bomb)
+
+
+class Ticking:
+    """A clock that moves whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.01
+        return self.now
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f() %}{% endmacro %}{% for i in range(99999) %}{% set x = f() %}{% endfor %}",
+        "{% set l = [1] %}{% for i in l %}{% set _ = l.append(1) %}{% endfor %}",
+    ],
+)
+def test_time_is_limited(endless: str) -> None:
+    template = Template(endless, limits=Limits(seconds=0.05), clock=Ticking())
+    with pytest.raises(TemplateError, match="ran longer than"):
+        template.text([{"role": "user", "content": "x"}])
+
+
+def test_a_template_that_does_not_compile() -> None:
+    with pytest.raises(TemplateError, match="does not compile"):
+        Template("{% for")
