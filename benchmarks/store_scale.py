@@ -1,4 +1,5 @@
-"""A tier with 50,000 objects: how soon a worker is ready, and how long the lookup of a 32,000-token prompt takes.
+"""A tier with 50,000 objects: how soon a worker is ready, how long the store takes to look up a prompt of 32,000
+tokens, and how long the question takes over the Python API.
 
 The stub backend fills the tier: its state is small, its path through the worker and the store is the real one.
 """
@@ -7,32 +8,54 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from barrel_inference import AsyncRuntime
+from barrel_inference.config import BLOCK_TOKENS, TierSpec
+from barrel_inference.kvcache import lookup
+from barrel_inference.kvcache.namespace import Namespace
+from barrel_inference.kvcache.store import Shape, Store
+from barrel_inference.kvcache.tier import Tier
 from benchmarks.report import Table, spread
-from benchmarks.setting import GIB, Setting, objects
+from benchmarks.setting import GIB, Setting
 
-BLOCK_TOKENS = 64
 N_PROMPT = 32_000
+LOOKUPS = 20
+
+
+class Taken(NamedTuple):
+    """Seconds, but for ``found``: tokens."""
+
+    ready_s: float
+    asked_s: float
+    opened_s: float
+    first_s: float
+    again_s: float
+    found: int
 
 
 async def measure(chosen: Setting) -> list[Table]:
-    n_objects = 2_000 if chosen.quick else 50_000
-    full, empty = chosen.folder("full"), chosen.folder("empty")
-    await _fill(full, n_objects)
+    few, many = (500, 2_000) if chosen.quick else (500, 50_000)
     table = Table("store_scale", "Does a large store slow anything down?")
-    for folder in (empty, full):
-        taken = [await _load_and_look(folder) for _ in range(chosen.rounds)]
-        table.rows.append(
-            {
-                "objects": len(objects(folder)),
-                "ready, s": spread([ready for ready, _, _ in taken]),
-                f"lookup of {N_PROMPT} tokens, ms": spread([lookup * 1000 for _, lookup, _ in taken]),
-                "tokens found": taken[0][2],
-            }
-        )
+    for n_objects in (few, many):
+        folder = chosen.folder("store")
+        await _fill(folder, n_objects)
+        table.rows.append(_row(folder, [await _take(folder) for _ in range(chosen.rounds)]))
     return [table]
+
+
+def _row(folder: Path, taken: list[Taken]) -> dict[str, Any]:
+    return {
+        "objects": len(list(folder.rglob("*.block.*"))),
+        "worker ready, s": spread([one.ready_s for one in taken]),
+        "index read, s": spread([one.opened_s for one in taken]),
+        "tokens found": taken[0].found,
+        "first lookup, ms": spread([one.first_s * 1000 for one in taken]),
+        "later lookups, ms": spread([one.again_s * 1000 for one in taken]),
+        "asked over the API, ms": spread([one.asked_s * 1000 for one in taken]),
+    }
 
 
 def _text(seed: int) -> list[int]:
@@ -41,22 +64,36 @@ def _text(seed: int) -> list[int]:
 
 async def _fill(folder: Path, n_objects: int) -> None:
     async with AsyncRuntime() as runtime:
-        runtime.start_tier("bench", "disk", str(folder), 20 * GIB)
+        runtime.start_tier("bench", "disk", folder, 20 * GIB)
         model = await runtime.load_model("fill", **_stub())
         for seed in range(n_objects * BLOCK_TOKENS // N_PROMPT):
             await model.prefill(_text(seed))
 
 
-async def _load_and_look(folder: Path) -> tuple[float, float, int]:
-    """Seconds until ready, seconds of one lookup, tokens it found."""
+async def _take(folder: Path) -> Taken:
     async with AsyncRuntime() as runtime:
-        runtime.start_tier("bench", "disk", str(folder), 20 * GIB)
+        runtime.start_tier("bench", "disk", folder, 20 * GIB)
         began = time.perf_counter()
         model = await runtime.load_model("look", **_stub())
         ready_s = time.perf_counter() - began
         began = time.perf_counter()
         found = await model.lookup(_text(0))
-        return ready_s, time.perf_counter() - began, found.cached_tokens
+        asked_s = time.perf_counter() - began
+    return Taken(ready_s, asked_s, *_within_the_store(folder), found.cached_tokens)
+
+
+def _within_the_store(folder: Path) -> tuple[float, float, float]:
+    """Seconds to read the index, of the first lookup, of a later one (the mean)."""
+    about = next(folder.glob("*/ns.json"))
+    namespace = msgspec.json.decode(about.read_bytes(), type=Namespace).digest()
+    tier = Tier(TierSpec(name="bench", kind="disk", path=str(folder), quota_bytes=20 * GIB))
+    times = [time.perf_counter()]
+    store = Store([tier], None, namespace, Shape(has_blocks=True, n_swa=0, has_state=False))
+    times.append(time.perf_counter())
+    for _ in range(LOOKUPS + 1):
+        lookup.find(store, _text(0), limit=lambda at: at)
+        times.append(time.perf_counter())
+    return times[1] - times[0], times[2] - times[1], (times[-1] - times[2]) / LOOKUPS
 
 
 def _stub() -> dict[str, Any]:

@@ -40,7 +40,7 @@ async def _scenario(chosen: Setting, name: str, work: Any) -> dict[str, Any]:
     folder = chosen.folder("writes")
     async with AsyncRuntime() as runtime:
         runtime.start_tier("bench", "disk", folder, 20 * GIB)
-        options = {"tier": "disk", "tier_srv": "bench", "context_opts": {"n_ctx": 4096}}
+        options: dict[str, Any] = {"tier": "disk", "tier_srv": "bench", "context_opts": {"n_ctx": 4096}}
         model = await runtime.load_model(model_path=chosen.model_path, **options)
         unique = await work(model)
         ideal = unique * model.info().kv_bytes_per_token
