@@ -154,20 +154,23 @@ class Dialogue:
     def _behind(self, turn: Turn, count: int, text: str) -> str:
         """What follows the answer that is message ``count``: found by putting a word in its place. Empty when the
         template does not let it be seen."""
-        answer = {**turn.messages[count - 1], "content": _WORD, "tool_calls": None}
-        marked = turn._replace(messages=[*turn.messages[: count - 1], answer, *turn.messages[count:]])
+        answer = turn.messages[count - 1]
+        calls = answer.get("tool_calls")
+        marked = {**answer, **(_called(calls) if calls else {"content": _WORD})}
+        messages = self._messages(turn._replace(messages=[*turn.messages[: count - 1], marked, *turn.messages[count:]]))
         try:
-            shown = self.template.text(self._messages(marked), add_generation_prompt=True, **self._values(turn))
+            shown = self.template.text(messages, add_generation_prompt=True, **self._values(turn))
         except TemplateError:
             return ""
         _, found, tail = shown.rpartition(_WORD)
-        return tail if found and text.endswith(tail) else ""
+        rest = _behind_call(self._syntax, tail) if calls else tail
+        return rest if found and text.endswith(rest) else ""
 
     def _messages(self, turn: Turn) -> list[Message]:
         messages = [dict(message) for message in turn.messages]
         if turn.tools and not self.profile.form.native_definitions:
             messages = _instructed(messages, instructions.explain(turn.tools, self._syntax or instructions.SYNTAX))
-        return conform(messages, self.profile.form)
+        return conform(messages, self.profile.form, self._syntax or instructions.SYNTAX)
 
     def _thought(self, turn: Turn, text: str) -> tuple[str, bool]:
         """What to add to the prompt for its thinking, and whether it then ends inside a thought."""
@@ -276,6 +279,21 @@ def _instructed(messages: list[Message], text: str) -> list[Message]:
     if messages and messages[0]["role"] in ("system", "developer"):
         return [{**messages[0], "content": f"{text_of(messages[0].get('content'))}\n\n{text}"}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
+
+
+def _called(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The calls, of which the last one says the word."""
+    function = {**calls[-1]["function"], "arguments": {"zq": _WORD}}
+    return {"tool_calls": [*calls[:-1], {**calls[-1], "function": function}]}
+
+
+def _behind_call(syntax: Syntax | None, text: str) -> str:
+    """What follows a call, from within its last argument on."""
+    mark = (syntax.section[1] or syntax.footer).strip() if syntax else ""
+    if mark:
+        return text.partition(mark)[2]
+    braces = 2 if syntax and "{name}" not in syntax.header else 1  # of the arguments, and of a call that is an object
+    return text.split("}", braces)[-1] if text.count("}") >= braces else ""
 
 
 def _schemas(tools: Sequence[Mapping[str, Any]]) -> Tools:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from barrel_inference.chat.tools import instructions
+from barrel_inference.chat.tools.syntax import Syntax, write_calls
 
 Message = dict[str, Any]
 
@@ -21,6 +22,7 @@ class Form(NamedTuple):
 
     native_calls: bool = False  # the template writes tool calls
     native_definitions: bool = False  # and the definitions of tools
+    tool_role: bool = False  # and results
     object_arguments: bool = True  # arguments of calls as objects; else as JSON text
     short_ids: bool = False  # Mistral: exactly nine letters and digits
     typed_content: bool = False  # content as a list of parts, never a string
@@ -33,12 +35,11 @@ class Form(NamedTuple):
     reasoning_key: str | None = None
 
 
-def conform(messages: Sequence[Mapping[str, Any]], form: Form) -> list[Message]:
-    """The conversation for a template of that form."""
+def conform(messages: Sequence[Mapping[str, Any]], form: Form, syntax: Syntax = instructions.SYNTAX) -> list[Message]:
+    """The conversation for a template of that form. ``syntax``: of calls that the template does not write itself."""
     plain: Iterator[Message] = ({**message, "content": text_of(message.get("content"))} for message in messages)
-    for step in (_calls_alone if form.native_calls else _calls_as_text, _roles):
-        plain = step(plain, form)
-    result = list(plain)
+    plain = _calls_alone(plain, form) if form.native_calls else _calls_as_text(plain, form, syntax)
+    result = list(_roles(plain, form))
     if not form.repeated_roles:
         result = _merged(result)
     return [_shaped(message, form) for message in result]
@@ -106,14 +107,15 @@ def _one_by_one(message: Message, calls: Sequence[Mapping[str, Any]], queue: lis
     yield from results
 
 
-def _calls_as_text(messages: Iterator[Message], form: Form) -> Iterator[Message]:
-    """For a template that knows no tools: calls and results in the notation of ``tools.instructions``."""
+def _calls_as_text(messages: Iterator[Message], form: Form, syntax: Syntax) -> Iterator[Message]:
+    """For a template that writes no calls: they are part of the content, and results perhaps what a user says."""
     for message in messages:
-        if message["role"] == "tool":
+        if message["role"] == "tool" and not form.tool_role:
             yield {"role": "user", "content": instructions.result(message["content"])}
         elif message.get("tool_calls"):
-            calls = [instructions.call(each["function"]) for each in message["tool_calls"]]
-            yield {"role": "assistant", "content": "\n".join(filter(None, [message["content"], *calls]))}
+            calls = [(call["function"]["name"], _arguments(call["function"])) for call in message["tool_calls"]]
+            content = "\n".join(filter(None, [message["content"], write_calls(syntax, calls)]))
+            yield {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
         else:
             yield message
 
@@ -149,8 +151,7 @@ def _shaped(message: Message, form: Form) -> Message:
 
 def _call(call: Mapping[str, Any], form: Form) -> dict[str, Any]:
     function = call["function"]
-    arguments = function.get("arguments")
-    given = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    given = _arguments(function)
     return {
         "id": short_id(call.get("id", "")) if form.short_ids else call.get("id", ""),
         "type": "function",
@@ -159,6 +160,12 @@ def _call(call: Mapping[str, Any], form: Form) -> dict[str, Any]:
             "arguments": given if form.object_arguments else json.dumps(given, ensure_ascii=False),
         },
     }
+
+
+def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    found: dict[str, Any] = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments or {}
+    return found
 
 
 def short_id(call_id: str) -> str:

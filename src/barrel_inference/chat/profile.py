@@ -42,6 +42,7 @@ def _tool(probe: Probe) -> dict[str, Any]:
 
 
 TOOLS = [_tool(FIRST), _tool(SECOND)]
+_LONG_ID = FIRST._replace(id="call_zq0000000001")
 _USER: Message = {"role": "user", "content": "zquser"}
 _ANSWER: Message = {"role": "assistant", "content": "zqcontent"}
 
@@ -51,7 +52,7 @@ def study(template: ChatTemplate) -> Profile:
     probing = _Probing(template)
     form = probing.form
     thinking = _thinking(probing)
-    syntax = _syntax(probing, thinking) if form.native_calls else None
+    syntax = _syntax(probing, thinking)
     shape = Shape(thinking, syntax, reasoning.noise(template.source))
     return Profile(form, shape, probing.turn_ends())
 
@@ -68,7 +69,7 @@ class _Probing:
         if not self.shows([_USER], ["zquser"]):
             self._try(typed_content=True, check=lambda: self.shows([_USER], ["zquser"]))
         changes: tuple[dict[str, Any], ...] = ({}, {"short_ids": True}, {"object_arguments": False})
-        any(self._try(**change, check=self._shows_call) for change in changes)
+        any(self._try(**change, check=lambda: self._shows_call(_LONG_ID)) for change in changes)
         for key in ("reasoning_content", "reasoning", "thinking"):
             if self._try(reasoning_key=key, check=self._shows_reasoning):
                 break
@@ -83,8 +84,14 @@ class _Probing:
             tail = self.render(turn).rpartition("zquser")[2]
             self._set(trait, all(needle in tail for needle in needles))
         self._try(developer=True, check=lambda: self.shows([_say("developer", "zqdev"), _USER], ["zqdev", "zquser"]))
-        calls = self._shows_call() or bool(families.candidates(self.template.source))
-        self.form = self.form._replace(native_calls=calls, native_definitions=calls and self._shows_definitions())
+        calls = self._shows_call()
+        knows = calls or bool(families.candidates(self.template.source))
+        result = [*_turn([FIRST]), {"role": "tool", "content": "zqresult", "tool_call_id": FIRST.id}]
+        self.form = self.form._replace(
+            native_calls=calls,
+            native_definitions=knows and self._shows_definitions(),
+            tool_role=knows and "zqresult" in self.render(result),
+        )
 
     def _try(self, *, check: Any, **change: Any) -> bool:
         before = self.form
@@ -119,8 +126,8 @@ class _Probing:
         places = [text.find(needle) for needle in needles]
         return -1 not in places and places == sorted(places)
 
-    def _shows_call(self) -> bool:
-        text = self.render(_turn([FIRST])).rpartition("zquser")[2]
+    def _shows_call(self, probe: Probe = FIRST) -> bool:
+        text = self.render(_turn([probe])).rpartition("zquser")[2]
         mangled = '\\"zqtext\\"' in text or "{'zqtext'" in text
         return FIRST.name in text and "zqvalue" in text and not mangled
 
@@ -172,6 +179,8 @@ def _syntax(probing: _Probing, thinking: Thinking | None) -> Syntax | None:
         return _calls_text(probing, probes)
 
     known = families.candidates(probing.template.source)
+    if not probing.form.native_calls:
+        return known[0] if known else None
     for syntax in known:
         if _reads(syntax, thinking, probing, render):
             return syntax
@@ -187,6 +196,7 @@ def _syntax(probing: _Probing, thinking: Thinking | None) -> Syntax | None:
 def _calls_text(probing: _Probing, probes: Sequence[Probe]) -> str:
     """What an assistant message with these calls holds, without what every message begins and ends with."""
     text = probing.render_strictly(_turn(probes))
+    text = text[: text.rfind(eos)] if (eos := probing.template.eos_token) and text.rstrip().endswith(eos) else text
     plain = probing.render([_USER, _ANSWER])
     head = plain.partition("zqcontent")[0]
     if not text.startswith(head):

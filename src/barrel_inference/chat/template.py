@@ -40,6 +40,7 @@ class ChatTemplate(ABC):
     name: str
     source: str
     variables: frozenset[str]
+    eos_token: str = ""
 
     @abstractmethod
     def text(self, messages: Messages, **values: Any) -> str:
@@ -111,6 +112,7 @@ class Template(ChatTemplate):
     ) -> None:
         self.name = source if source in TEMPLATES else "model"
         self.source = TEMPLATES.get(source, source)
+        self.eos_token = eos_token
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": eos_token, "unk_token": ""}
         self._limits = limits
         self._clock = clock

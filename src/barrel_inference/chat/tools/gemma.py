@@ -54,6 +54,16 @@ class GemmaArguments:
                 return None
             at = closing + len(self.mark)
 
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return self._written(arguments)
+
+    def _written(self, value: Any) -> str:
+        if isinstance(value, Mapping):
+            return "{" + ",".join(f"{key}:{self._written(each)}" for key, each in value.items()) + "}"
+        if isinstance(value, list | tuple):
+            return "[" + ",".join(map(self._written, value)) + "]"
+        return f"{self.mark}{value}{self.mark}" if isinstance(value, str) else json.dumps(value)
+
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
         return self._lark_value(rules, {**schema, "type": "object"})
 
@@ -63,7 +73,7 @@ class GemmaArguments:
         kind = schema.get("type")
         if "enum" in schema or "const" in schema:
             choices = schema.get("enum") or [schema["const"]]
-            return "(" + " | ".join(quote(self._literal(choice)) for choice in choices) + ")"
+            return "(" + " | ".join(quote(self._written(choice)) for choice in choices) + ")"
         if kind == "object" and schema.get("properties"):
             inner = separated(rules, self._argument(rules), schema, ",")
             return rules.add("object", f'"{{" {inner} "}}"')
@@ -86,9 +96,6 @@ class GemmaArguments:
         text = f"{quote(self.mark)} {self._text(rules)}"
         scalar = rules.add("json", '%json {"type": ["number", "boolean", "null"]}')
         return rules.add("scalar", f"{text} | {scalar}")
-
-    def _literal(self, value: Any) -> str:
-        return f"{self.mark}{value}{self.mark}" if isinstance(value, str) else json.dumps(value)
 
 
 MARKERS = (("<|tool_call>", "call:", '<|"|>'),)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from barrel_inference.chat.tools.families import hermes
-from barrel_inference.chat.tools.syntax import Syntax
+from barrel_inference.chat.tools.syntax import Syntax, write_calls
 
 SYNTAX = hermes.SYNTAX
 
@@ -27,21 +27,7 @@ Call a function when it helps to answer; otherwise answer in plain text."""
 def explain(tools: Sequence[Mapping[str, Any]], syntax: Syntax = SYNTAX) -> str:
     """``syntax``: the one that the model knows, if its template knows calls but does not tell of the tools."""
     definitions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return _TEXT.format(definitions=definitions, example=_example(syntax))
-
-
-def _example(syntax: Syntax) -> str:
-    header = syntax.header_pattern.fill(name="NAME", index="0", id="ID")
-    body = "{ARGUMENTS}" if "{name}" in syntax.header else '{"name": "NAME", "arguments": {ARGUMENTS}}'
-    begin, end = syntax.section
-    return f"{begin}{header}{body}{syntax.footer.rstrip()}{end}"
-
-
-def call(function: Mapping[str, Any]) -> str:
-    arguments = function.get("arguments")
-    given = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-    body = json.dumps({"name": function["name"], "arguments": given}, ensure_ascii=False)
-    return f"{SYNTAX.header}{body}{SYNTAX.footer.rstrip()}"
+    return _TEXT.format(definitions=definitions, example=write_calls(syntax, [("NAME", {"ARGUMENT": "VALUE"})]))
 
 
 def result(content: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from barrel_inference.chat.tools.scan import MalformedError, json_end
-from barrel_inference.chat.tools.syntax import BodyRead, Rules, Tools, split_shared
+from barrel_inference.chat.tools.syntax import BodyRead, Rules, Tools, as_json, split_shared
 
 _NAME_KEYS = ("name", "tool_name", "function_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
@@ -34,6 +34,13 @@ class JsonCall:
             raise MalformedError
         return BodyRead(end, found, _arguments(_one_of(value, (self.arguments_key, *_ARGUMENT_KEYS))))
 
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        call: dict[str, Any] = {self.name_key: name, self.arguments_key: arguments}
+        if self.id_key:
+            own_id = {self.id_key: "0"}
+            call = own_id | call if self.id_first else call | own_id
+        return as_json(call)
+
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
         own, shared = split_shared(schema)
         properties: dict[str, Any] = {self.name_key: {"const": name}, self.arguments_key: own}
@@ -56,6 +63,9 @@ class KeyedJsonCall:
         ((found, arguments),) = value.items()
         return BodyRead(end, found, _arguments(arguments))
 
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return as_json({name: arguments})
+
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
         own, shared = split_shared(schema)
         return _json_rule(rules, _whole({name: own}, shared))
@@ -68,6 +78,9 @@ class JsonArguments:
     def read(self, text: str, at: int, name: str | None, tools: Tools) -> BodyRead | None:
         value, end = _object(text, at)
         return None if value is None else BodyRead(end, None, value)
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return as_json(arguments)
 
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
         return _json_rule(rules, schema)
@@ -112,4 +125,4 @@ def _whole(properties: Mapping[str, Any], shared: Mapping[str, Any]) -> Mapping[
 
 
 def _json_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
-    return rules.add("json", f"%json {json.dumps(schema, ensure_ascii=False)}")
+    return rules.add("json", f"%json {as_json(schema)}")

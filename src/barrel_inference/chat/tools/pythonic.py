@@ -36,6 +36,9 @@ class PythonArguments:
         arguments = {key: _constant(value) for key, value in zip(properties, call.args, strict=False)}
         return BodyRead(end, None, arguments | {str(each.arg): _constant(each.value) for each in call.keywords})
 
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
         shared = split_shared(schema)[1]
 

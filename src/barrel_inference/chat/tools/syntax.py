@@ -43,6 +43,8 @@ class Body(Protocol):
     def read(self, text: str, at: int, name: str | None, tools: Tools) -> BodyRead | None:
         """None: more text is needed. Raises MalformedError."""
 
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str: ...
+
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
         """A Lark expression for the body of a call of ``name``; further rules go to ``rules``."""
 
@@ -70,6 +72,10 @@ def split_shared(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     """The schema without what belongs at the root of a document, and that."""
     own = {key: value for key, value in schema.items() if key not in _SHARED}
     return own, {key: schema[key] for key in _SHARED if key in schema}
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def quote(text: str) -> str:
@@ -113,6 +119,16 @@ class Syntax:
     @cached_property
     def footer_pattern(self) -> Pattern:
         return Pattern(self.footer)
+
+
+def write_calls(syntax: Syntax, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Names and arguments, as the model would write them."""
+    begin, end = syntax.section
+    parts = []
+    for index, (name, arguments) in enumerate(calls):
+        header = syntax.header_pattern.fill(name=name, index=str(index), id=f"call{index:05}")
+        parts.append(f"{header}{syntax.body.write(name, arguments)}{syntax.footer}")
+    return f"{begin}{syntax.separator.join(parts).rstrip()}{end.rstrip()}"
 
 
 def read_call(syntax: Syntax, text: str, at: int, tools: Tools, *, final: bool = False) -> ReadCall | None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from barrel_inference.chat.tools.scan import MalformedError, Pattern
-from barrel_inference.chat.tools.syntax import BodyRead, Rules, Tools, quote, split_shared
+from barrel_inference.chat.tools.syntax import BodyRead, Rules, Tools, as_json, quote, split_shared
 
 _STRING = frozenset({"string"})
 
@@ -104,6 +104,14 @@ class Tagged:
         margin = self.close[: len(self.close) - len(self.close.lstrip())]
         return value.removesuffix(margin) if margin else value
 
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return "".join(self._written(key, value) for key, value in arguments.items())
+
+    def _written(self, key: str, value: Any) -> str:
+        source = self.opens.get(_kind(value), self.opens.get("", self.open))
+        text = value if isinstance(value, str) else as_json(value)
+        return Pattern(source).fill(key=key) + text + Pattern(self.close).fill(key=key)
+
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
         """Required arguments, then optional ones, each in the schema's order."""
         properties: Mapping[str, Any] = schema.get("properties") or {}
@@ -124,7 +132,7 @@ class Tagged:
             value = rules.add("text", r"/(?s:.*)/", f"[suffix={quote(close)}]")
         else:
             nested = {**schema, **split_shared(root)[1]} if isinstance(schema, Mapping) else schema
-            value = rules.add("json", f"%json {json.dumps(nested, ensure_ascii=False)}") + f" {quote(close)}"
+            value = rules.add("json", f"%json {as_json(nested)}") + f" {quote(close)}"
         return rules.add("argument", f"{quote(begin)} {value}")
 
 
@@ -156,6 +164,10 @@ def _value(text: str, kind: str | None, schema: Any) -> Any:
 
 
 def _fits(value: Any, kinds: frozenset[str]) -> bool:
-    names = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
-    kind = names.get(type(value), "string")
+    kind = _kind(value)
     return kind in kinds or (kind == "integer" and "number" in kinds)
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
+    return names.get(type(value), "string")
