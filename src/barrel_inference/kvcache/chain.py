@@ -46,6 +46,16 @@ def block_key(parent: bytes, packed: bytes) -> bytes:
     return blake2b(parent + packed, digest_size=KEY_BYTES).digest()
 
 
+def block_keys(parent: bytes, packed: bytes) -> list[bytes]:
+    """The keys after each whole block of ``packed``, which begins at the chain position ``parent``."""
+    keys: list[bytes] = []
+    step = BLOCK_TOKENS * 4
+    for start in range(0, len(packed) - step + 1, step):
+        parent = block_key(parent, packed[start : start + step])
+        keys.append(parent)
+    return keys
+
+
 def rest_key(kind: str, parent: bytes, packed: bytes) -> bytes:
     """Key of an object that ends inside a block (or exactly at its start, for states): ``packed`` are the tokens after
     the last whole block."""
@@ -64,9 +74,7 @@ class Chain:
         whole = len(tokens) // BLOCK_TOKENS
         if whole > done:
             packed = pack_tokens(tokens[done * BLOCK_TOKENS : whole * BLOCK_TOKENS])
-            step = BLOCK_TOKENS * 4
-            for start in range(0, len(packed), step):
-                self.keys.append(block_key(self.keys[-1], packed[start : start + step]))
+            self.keys += block_keys(self.keys[-1], packed)
         return self.keys
 
     def cut(self, n_tokens: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from barrel_inference.config import BLOCK_TOKENS
-from barrel_inference.kvcache.chain import block_key, pack_tokens, root
+from barrel_inference.kvcache.chain import block_keys, pack_tokens, root
 from barrel_inference.kvcache.record import Expected, Name, ObjectKind, Record, short
 from barrel_inference.kvcache.store import Entry, Store
 from barrel_inference.kvcache.tier import Tier
@@ -108,8 +108,9 @@ class _Search:
         self._store, self._packed, self._cold, self._tiers = store, packed, cold, tiers
         self._shape = store.shape
         self._indices = [(tier, store.index(tier).by_key) for tier in tiers]
-        self._keys = [root(store.namespace, salt)]
-        self._names = [short(self._keys[0])]
+        first = root(store.namespace, salt)
+        self._keys = (first, *block_keys(first, packed))
+        self._names = [short(key) for key in self._keys]
         self._reads = MAX_HEADER_READS
         self._blocks: list[tuple[Tier, Name]] = []
         self._lender: Lender | None = None
@@ -128,24 +129,14 @@ class _Search:
 
     # ---- the chain
 
-    def _name(self, i: int) -> str:
-        while len(self._keys) <= i:
-            at = (len(self._keys) - 1) * BLOCK_BYTES
-            key = block_key(self._keys[-1], self._packed[at : at + BLOCK_BYTES])
-            self._keys.append(key)
-            self._names.append(short(key))
-        return self._names[i]
-
     def _walk(self) -> int:
         """Collect the whole blocks that are there, then who may lend the rest; tokens available."""
-        whole = len(self._packed) // BLOCK_BYTES
-        i = 0
-        while i < whole:
-            held = self._object(i, self._name(i + 1), "block")
+        for i, key in enumerate(self._names[1:]):
+            held = self._probe(key, "block") or self._object(i, key, "block")
             if held is None:
                 break
             self._blocks.append(held)
-            i += 1
+        i = len(self._blocks)
         self._lender = self._best_lender(i)
         shared = self._lender.shared if self._lender and not self._cold else 0
         return i * BLOCK_TOKENS + shared
@@ -153,7 +144,7 @@ class _Search:
     def _object(self, i: int, key: str, kind: ObjectKind) -> tuple[Tier, Name] | None:
         """A child of chain position i; a folder that changed is listed again before it counts as missing."""
         held = self._probe(key, kind)
-        if held is None and self._refresh(self._name(i)[:2]):
+        if held is None and self._refresh(self._names[i][:2]):
             held = self._probe(key, kind)
         return held
 
@@ -176,9 +167,9 @@ class _Search:
 
     def _best_lender(self, i: int) -> Lender | None:
         rest = self._packed[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]
-        self._refresh(self._name(i)[:2])
+        self._refresh(self._names[i][:2])
         best: Lender | None = None
-        for tier, entry in self._children(self._name(i)):
+        for tier, entry in self._children(self._names[i]):
             name = entry.best("block") or entry.best("tail")
             record = self._head(tier, entry, name) if name else None
             if record is None or name is None:
@@ -238,7 +229,7 @@ class _Search:
     def _states_at(self, i: int) -> dict[int, tuple[Tier, Name, Record]]:
         """States of the positions in block i whose tokens are the request's."""
         if i not in self._states:
-            parent = self._name(i)
+            parent = self._names[i]
             self._refresh(parent[:2])
             found: dict[int, tuple[Tier, Name, Record]] = {}
             self._states[i] = found
@@ -259,15 +250,14 @@ class _Search:
         mismatch = None
         if self._lender is not None and self._lender.differs:
             mismatch = len(self._blocks) * BLOCK_TOKENS + self._lender.shared
-        keys = tuple(self._keys)
         if at == 0:
-            return Found(self._store.namespace, keys, self._packed, first_mismatch=mismatch)
+            return Found(self._store.namespace, self._keys, self._packed, first_mismatch=mismatch)
         blocks = tuple(self._block_pieces(at)) if self._shape.has_blocks else ()
         state = self._states_at(at // BLOCK_TOKENS)[at] if self._shape.has_state else None
         piece = Piece(state[0], state[1], state[2].first, at, at, at) if state else None
         return Found(
             self._store.namespace,
-            keys,
+            self._keys,
             self._packed,
             at,
             blocks,

@@ -17,6 +17,7 @@ two digits: the children of a chain position share a folder.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ MAX_HEADER = 4 << 20  # a million tokens: enough for a state that carries its wh
 
 ObjectKind = Literal["block", "tail", "window", "state"]
 Provenance = Literal["p", "g"]  # computed by prefill as a cold run would, or not
-HEX = frozenset("0123456789abcdef")
 KINDS: tuple[ObjectKind, ...] = get_args(ObjectKind)
+FILE = re.compile(rf"([0-9a-f]{{{NAME_HEX}}})-([0-9a-f]{{{NAME_HEX}}})\.({'|'.join(KINDS)})\.([pg])")
 
 
 class CorruptError(CacheError):
@@ -72,14 +73,8 @@ def short(key: bytes) -> str:
 
 def parse_name(file: str) -> Name | None:
     """None for files that are not objects."""
-    keys, _, rest = file.partition(".")
-    kind, _, provenance = rest.partition(".")
-    parent, dash, key = keys[:NAME_HEX], keys[NAME_HEX : NAME_HEX + 1], keys[NAME_HEX + 1 :]
-    if kind not in KINDS or provenance not in ("p", "g") or dash != "-" or len(key) != NAME_HEX:
-        return None
-    if set(parent + key) - HEX:
-        return None
-    return Name(parent, key, kind, cast(Provenance, provenance))
+    found = FILE.fullmatch(file)
+    return Name(*cast(tuple[str, str, ObjectKind, Provenance], found.groups())) if found else None
 
 
 @dataclass(frozen=True)
