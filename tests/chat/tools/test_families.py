@@ -15,7 +15,7 @@ from barrel_inference.chat import schema
 from barrel_inference.chat.output import OutputParser, Shape
 from barrel_inference.chat.tools import grammar
 from barrel_inference.chat.tools.families import FAMILIES
-from barrel_inference.chat.tools.syntax import Syntax
+from barrel_inference.chat.tools.syntax import Syntax, write_calls
 from tests.chat.pieces import TOOLS, fed
 
 SYNTAXES = [syntax for _, syntax in FAMILIES]
@@ -123,3 +123,15 @@ def test_names_of_tools_are_quoted() -> None:
     lark = grammar.calls(SYNTAXES[0], {'we"ird': schema.arguments({})}, parallel=False)
     assert json.dumps('we"ird') in lark
     matcher(lark)
+
+
+VALUES = {"city": 'Pa"r\nis <b> é', "days": 3, "exact": True, "list": [1, "a"], "none": None, "deep": {"x": {"y": 1.5}}}
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda syntax: syntax.name)
+def test_what_is_written_for_a_model_is_read_again(syntax: Syntax) -> None:
+    properties = {key: {} if key != "city" else {"type": "string"} for key in VALUES}
+    tools = {"get_weather": {"properties": properties}, "get_time": {}}
+    calls = [("get_weather", VALUES), ("get_time", {})]
+    text = write_calls(syntax, calls)
+    assert fed(OutputParser(Shape(None, syntax), tools), text) == [("call", call) for call in calls]

@@ -24,7 +24,7 @@ _FIELDS = {
     "name": re.compile(r"[\w./-]+"),
     "id": re.compile(r"[\w.:-]*"),
     "index": re.compile(r"\d+"),
-    "key": re.compile(r"[^\n<>\"|/][^\n<>\"|]*"),
+    "key": re.compile(r"[^\n<>\[\]\"|/][^\n<>\[\]\"|]*"),
 }
 _SPLIT = re.compile(r"\{(name|id|index|key)\}")
 _SPACE = re.compile(r"\s*")
@@ -55,23 +55,31 @@ class Pattern:
         """``final``: nothing more will come, so that a missing end is no reason to wait."""
         fields: dict[str, str] = {}
         for index, part in enumerate(self._parts):
-            end = _field(part, text, at, fields, final) if index % 2 else _literal(part, text, at)
+            if index % 2:
+                behind = _TOKEN.match(self._parts[index + 1])
+                end = _field(part, text, at, fields, final, behind[0] if behind else "")
+            else:
+                end = _literal(part, text, at)
             if end is None:
                 return None
             at = end
         return Match(at, fields)
 
 
-def _field(name: str, text: str, at: int, fields: dict[str, str], final: bool) -> int | None:
+def _field(name: str, text: str, at: int, fields: dict[str, str], final: bool, behind: str) -> int | None:
+    """``behind``: the text that follows the field at once, if any does."""
     found = _FIELDS[name].match(text, at)
     if found is None:
         if at < len(text):
             raise MalformedError
         return None
-    if found.end() == len(text) and not final:
+    end = found.end()
+    if name == "key" and behind and at < (cut := text.find(behind, at)) < end:  # keys may hold nearly everything
+        end = cut
+    if end == len(text) and not final:
         return None
-    fields[name] = found[0]
-    return found.end()
+    fields[name] = text[at:end]
+    return end
 
 
 def _literal(part: str, text: str, at: int) -> int | None:

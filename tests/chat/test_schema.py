@@ -1,0 +1,92 @@
+"""Schemas from clients: what can be enforced is kept, the rest refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from barrel_inference.chat import schema
+from barrel_inference.errors import SchemaError
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        "not",
+        "if",
+        "contains",
+        "uniqueItems",
+        "dependentRequired",
+        "unevaluatedProperties",
+        "propertyNames",
+        "$dynamicRef",
+    ],
+)
+def test_what_cannot_be_enforced_is_named(keyword: str) -> None:
+    value: Any = {"minLength": 3} if keyword == "propertyNames" else {"x": ["y"]}
+    with pytest.raises(SchemaError, match=f"'{keyword.replace('$', chr(92) + '$')}'.*#/properties/a") as caught:
+        schema.usable({"properties": {"a": {keyword: value}}})
+    assert caught.value.details == {"keyword": keyword}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (True, {}),
+        ({"title": "T", "description": "D", "type": "string"}, {"type": "string"}),
+        ({"properties": {"title": {"title": "t"}}}, {"properties": {"title": {}}}),
+        ({"uniqueItems": False, "type": "array"}, {"type": "array"}),
+        ({"unevaluatedProperties": True}, {}),
+        ({"type": "string", "format": "binary"}, {"type": "string"}),
+        ({"type": "string", "format": "date"}, {"type": "string", "format": "date"}),
+        ({"maximum": 2**63 - 1, "minimum": -(2**63)}, {"maximum": 2**53 - 1, "minimum": -(2**53) + 1}),
+        ({"propertyNames": {"type": "string"}, "type": "object"}, {"type": "object"}),
+        (
+            {"propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
+            {"patternProperties": {"^a": {"type": "integer"}}, "type": "object", "additionalProperties": False},
+        ),
+        (
+            {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}},
+            {
+                "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                "type": "object",
+                "additionalProperties": False,
+            },
+        ),
+    ],
+)
+def test_rewritten(given: Any, expected: Any) -> None:
+    assert schema.usable(given) == expected
+
+
+def test_a_reference_to_the_root_becomes_a_definition() -> None:
+    tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
+    found = schema.usable(tree)
+    assert found["$ref"] == "#/$defs/the_root"
+    assert found["$defs"]["the_root"]["properties"]["children"]["items"] == {"$ref": "#/$defs/the_root"}
+
+
+def test_limits() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"items": deep}
+    with pytest.raises(SchemaError, match="nested"):
+        schema.usable(deep)
+    with pytest.raises(SchemaError, match="longer"):
+        schema.usable({"enum": ["x" * 100] * 20_000})
+    with pytest.raises(SchemaError, match="false"):
+        schema.usable(False)
+
+
+def test_arguments_of_tools_are_closed_objects() -> None:
+    assert schema.arguments({"properties": {"a": {}}})["additionalProperties"] is False
+    assert schema.arguments({})["additionalProperties"] is True
+    assert schema.arguments({"additionalProperties": {"type": "string"}})["additionalProperties"] == {"type": "string"}
+
+
+def test_tools_bring_keywords_that_cannot_be_enforced() -> None:
+    loose = {"properties": {"a": {"type": "array", "uniqueItems": True, "items": {"not": {}}}}}
+    assert schema.arguments(loose)["properties"] == {"a": {"type": "array", "items": {}}}
+    with pytest.raises(SchemaError, match="uniqueItems"):
+        schema.arguments(loose, strict=True)
