@@ -78,6 +78,15 @@ async def test_names_that_stand_for_private_addresses(hub: Hub) -> None:
         await get(hub, "/x")
 
 
+async def test_signed_urls_are_taken_as_they_stand(hub: Hub) -> None:
+    hub.serve("/y", b"")
+    hub.serve("/x", b"").faults = [Fault(redirect=f"{hub.url}/y?sig=a%2Fb%3D%2B&t=%7E")]
+    assert await get(hub, "/x") == 200
+    assert hub.seen[-1].path == "/y?sig=a%2Fb%3D%2B&t=%7E"
+    hub.serve("/a%20%C3%A4", b"")
+    assert await get(hub, "/a ä") == 200
+
+
 async def test_redirects_end(hub: Hub) -> None:
     hub.serve("/x", b"").faults = [Fault(redirect=f"{hub.url}/x")] * 50
     with pytest.raises(PullError, match="more than 10 redirects"):

@@ -11,11 +11,12 @@ import time
 import urllib.request
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, NamedTuple, Self
-from urllib.parse import urljoin, urlsplit
+from typing import NamedTuple, Self
+from urllib.parse import quote, urljoin, urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
 
 from barrel_inference.errors import PullError
 
@@ -23,6 +24,7 @@ MAX_HOPS = 10
 MAX_RETRY_AFTER_S = 120.0
 MAX_ERROR_BODY = 4096
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
+_NOT_QUOTED = "%/:=&?~#+!$,;'@()*[]"
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -124,7 +126,9 @@ class Network:
         if credential and credential.origin == origin_of(url):
             headers["Authorization"] = credential.header
         try:
-            return await self._session.get(url, headers=headers, allow_redirects=False)
+            # what is quoted stays as it is: quoting it anew would break the signature of a signed URL
+            target = URL(quote(url, safe=_NOT_QUOTED), encoded=True)
+            return await self._session.get(target, headers=headers, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise transient(error, url) from None
 
@@ -218,6 +222,3 @@ class _GuardedResolver(AbstractResolver):
 
     async def close(self) -> None:
         await self._resolver.close()
-
-
-Json = dict[str, Any]
