@@ -13,7 +13,7 @@ import msgspec
 
 from barrel_inference.chat import harmony, reasoning, schema
 from barrel_inference.chat.memory import Memory
-from barrel_inference.chat.messages import Message, conform, text_of
+from barrel_inference.chat.messages import Message, conform, described, text_of
 from barrel_inference.chat.output import OutputParser, Parser, Shape, Thinking
 from barrel_inference.chat.profile import Profile, study
 from barrel_inference.chat.reasoning import Think
@@ -56,7 +56,11 @@ class Prompt(NamedTuple):
     def parser(self) -> Parser:
         if self.think_end == harmony.THOUGHT_END:
             return harmony.HarmonyParser(thinking=self.thinking)
-        return OutputParser(self.shape, self.tools, thinking=self.thinking)
+        parser = OutputParser(self.shape, self.tools, thinking=self.thinking)
+        triggers = self.shape.syntax.triggers if self.shape.syntax else ()
+        if (begun := next(filter(self.text.endswith, triggers), "")) and not self.thinking:
+            parser.feed(begun)  # Functionary's prompts end with the mark that begins every part of an answer
+        return parser
 
 
 class Dialogue:
@@ -135,7 +139,7 @@ class Dialogue:
         if turn.tools and "functions" in self.template.variables:  # FireFunction's own name for them
             values |= {"functions": json.dumps(list(turn.tools)), "datetime": ""}
         if turn.tools and self.profile.form.native_definitions:
-            values["tools"] = [_described(tool) for tool in turn.tools]
+            values["tools"] = [described(tool) for tool in turn.tools]
         return values | {"documents": list(turn.documents) or None}
 
     def _replayed(self, turn: Turn, rendered: Rendered) -> Rendered:
@@ -307,15 +311,3 @@ def _schemas(tools: Sequence[Mapping[str, Any]]) -> Tools:
 
 def _setting(turn: Turn) -> Any:
     return [list(turn.tools), list(turn.documents), dict(turn.template), turn.think]
-
-
-def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Some templates read the description of every tool and parameter without looking whether there is one."""
-    function = dict(tool.get("function", tool))
-    schema = dict(function.get("parameters") or {"type": "object", "properties": {}})
-    schema.setdefault("properties", {})
-    schema["properties"] = {
-        key: {"description": "", **value} if isinstance(value, Mapping) else value
-        for key, value in schema["properties"].items()
-    }
-    return {"type": "function", "function": {"description": "", **function, "parameters": schema}}

@@ -60,13 +60,15 @@ class HarmonyParser:
 
     def _read_header(self, final: bool) -> bool:
         head, found, rest = self._text.partition("<|message|>")
-        if found:
-            self._begin(head, rest)
-            return True
-        if final or (self._first and not _may_begin(head.lstrip())):
+        if self._first and not _may_begin(head.lstrip()):
             self._begin("", self._text)  # an answer without any structure is an answer all the same
-            return True
-        return False
+        elif found:
+            self._begin(head, rest)
+        elif final:
+            self._begin("", self._text)
+        else:
+            return False
+        return True
 
     def _begin(self, header: str, rest: str) -> None:
         channel = _CHANNEL.search(header)

@@ -173,3 +173,15 @@ def short_id(call_id: str) -> str:
     if len(call_id) == 9 and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def described(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Some templates read the description of every tool and parameter without looking whether there is one."""
+    function = dict(tool.get("function", tool))
+    schema = dict(function.get("parameters") or {"type": "object", "properties": {}})
+    schema.setdefault("properties", {})
+    schema["properties"] = {
+        key: {"description": "", **value} if isinstance(value, Mapping) else value
+        for key, value in schema["properties"].items()
+    }
+    return {"type": "function", "function": {"description": "", **function, "parameters": schema}}

@@ -1,0 +1,1 @@
+"""Real templates: about seventy that llama.cpp's source package holds, fetched at test time."""

@@ -1,0 +1,62 @@
+"""What is remembered of earlier turns, and how it is known again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from barrel_inference.chat.memory import Memory, Remembered
+
+
+def say(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+TALK = [say("user", "one"), say("assistant", "two"), say("user", "three")]
+
+
+def test_a_conversation_that_goes_on_is_known_again() -> None:
+    memory = Memory()
+    memory.remember(["tools"], TALK[:2], "prompt+answer")
+    assert memory.recall(["tools"], TALK) == Remembered(2, "prompt+answer")
+    assert memory.recall(["tools"], [*TALK, say("assistant", "x"), say("user", "y")]) == Remembered(2, "prompt+answer")
+
+
+def test_the_longest_beginning_counts() -> None:
+    memory = Memory()
+    longer = [*TALK, say("assistant", "four"), say("user", "five")]
+    memory.remember([], TALK[:2], "short")
+    memory.remember([], longer[:4], "long")
+    assert memory.recall([], longer) == Remembered(4, "long")
+
+
+def test_anything_else_before_it_makes_it_another_conversation() -> None:
+    memory = Memory()
+    memory.remember(["tools"], TALK[:2], "text")
+    assert memory.recall(["others"], TALK) is None
+    assert memory.recall(["tools"], [say("user", "other"), *TALK[1:]]) is None
+    assert memory.recall(["tools"], [say("system", "S"), *TALK]) is None
+
+
+def test_the_last_message_is_never_an_answer_to_replay() -> None:
+    memory = Memory()
+    memory.remember([], TALK[:2], "text")
+    assert memory.recall([], TALK[:2]) is None
+
+
+def test_clients_may_trim_answers_and_spell_calls_in_their_way() -> None:
+    memory = Memory()
+    memory.remember([], [TALK[0], say("assistant", "two \n")], "text")
+    assert memory.recall([], TALK) is not None
+    calls = [{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
+    spelled = [{"id": "call_1", "function": {"name": "f", "arguments": '{"a":1}'}}]
+    memory.remember([], [TALK[0], say("assistant", "", tool_calls=calls)], "with call")
+    after = [TALK[0], say("assistant", None, tool_calls=spelled), say("tool", "r", tool_call_id="call_1")]
+    assert memory.recall([], after) == Remembered(2, "with call")
+
+
+def test_the_oldest_go_when_there_is_too_much() -> None:
+    memory = Memory(max_chars=25)
+    for name in ("a", "b", "c"):
+        memory.remember([], [say("user", name), say("assistant", "x")], name * 10)
+    talks = {name: [say("user", name), say("assistant", "x"), say("user", "y")] for name in ("a", "b", "c")}
+    assert [name for name, talk in talks.items() if memory.recall([], talk)] == ["b", "c"]
