@@ -1,0 +1,136 @@
+"""The events of a response: in order, numbered, and adding up to the response itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from barrel_inference.errors import WorkerDiedError
+from barrel_inference.server.neutral import CallArguments, CallEnded, CallStarted, Content, Event, Finished, Reasoning
+from barrel_inference.server.openai.responses import wire
+from barrel_inference.server.openai.responses.store import Store, Stored
+from barrel_inference.server.openai.responses.stream import Writer
+from barrel_inference.types import Completion, Message, Usage
+
+USAGE = Usage(prompt_tokens=10, completion_tokens=4, cached_tokens=8)
+
+
+def finished(reason: Any = "stop") -> Finished:
+    return Finished(reason=reason, completion=Completion(text="", tokens=(), finish_reason="stop", usage=USAGE))
+
+
+ANSWER: list[Event] = [
+    Reasoning(text="wh"),
+    Reasoning(text="y"),
+    Content(text="Hel"),
+    Content(text="lo"),
+    CallStarted(call=0, name="f", id="call_1"),
+    CallArguments(call=0, text='{"a": 1}'),
+    CallEnded(call=0),
+    CallStarted(call=1, name="g", id="call_2"),
+    CallArguments(call=1, text="{}"),
+    CallEnded(call=1),
+    finished("tool_calls"),
+]
+
+
+def streamed(events: list[Event], **body: Any) -> tuple[Writer, list[dict[str, Any]]]:
+    writer = Writer(msgspec.convert({"model": "m", "input": "x", **body}, wire.ResponseRequest), clock=lambda: 7.0)
+    found = [*writer.begin()]
+    for event in events:
+        found += writer.take(event)
+    return writer, [json.loads(msgspec.json.encode(each)) for each in found]
+
+
+def test_every_event_in_its_place() -> None:
+    _, events = streamed(ANSWER)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        *["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"] * 2,
+        "completed",
+    ]
+
+
+def test_deltas_add_up_to_the_response() -> None:
+    writer, events = streamed(ANSWER)
+    final = events[-1]["response"]
+    assert final == json.loads(msgspec.json.encode(writer.response))
+    assert [item["type"] for item in final["output"]] == ["reasoning", "message", "function_call", "function_call"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == final["output"]
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert final["output"][1]["content"] == [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+    assert final["usage"]["input_tokens_details"] == {"cached_tokens": 8}
+    assert final["usage"]["output_tokens_details"]["reasoning_tokens"] == 1
+    assert final["status"] == "completed"
+
+
+def test_what_was_sent_does_not_change_later() -> None:
+    _, events = streamed(ANSWER)
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert added[1]["content"] == [] and added[1]["status"] == "in_progress"
+    assert events[0]["response"]["output"] == []
+
+
+def test_the_reasoning_as_a_summary_when_one_is_asked_for() -> None:
+    _, events = streamed(ANSWER[:2] + ANSWER[-1:], reasoning={"summary": "auto"})
+    kinds = [event["type"] for event in events]
+    assert "response.reasoning_summary_text.delta" in kinds and "response.reasoning_text.delta" not in kinds
+    assert events[-1]["response"]["output"][0]["summary"] == [{"type": "summary_text", "text": "why"}]
+
+
+def test_an_answer_that_was_cut() -> None:
+    _, events = streamed([Content(text="a"), finished("length")])
+    assert events[-1]["type"] == "response.incomplete"
+    assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert events[-1]["response"]["output"][0]["status"] == "incomplete"
+
+
+def test_a_failure_in_the_middle() -> None:
+    writer, events = streamed([Content(text="a")])
+    error, failed = (json.loads(msgspec.json.encode(each)) for each in writer.failed(WorkerDiedError("it died")))
+    assert (error["type"], error["code"], error["sequence_number"]) == ("error", "worker_died", len(events))
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {"code": "worker_died", "message": "it died"}
+
+
+def test_the_store_forgets_the_oldest() -> None:
+    store = Store(max_responses=2)
+    for name in ("a", "b", "c"):
+        response = wire.Response(id=name, created_at=0, model="m", status="completed")
+        store.put(Stored(response, [], (Message(role="user", content="x"),)))
+    assert store.get("c").response.id == "c"
+    with pytest.raises(Exception, match="not found"):
+        store.get("a")
+    store.delete("b")
+    with pytest.raises(Exception, match="not found"):
+        store.get("b")
+
+
+def test_the_store_is_bounded_by_size() -> None:
+    store = Store(max_chars=1000)
+    for name in ("a", "b"):
+        response = wire.Response(id=name, created_at=0, model="m", status="completed")
+        store.put(Stored(response, [], (Message(role="user", content="x" * 600),)))
+    assert store.get("b").response.id == "b"
+    with pytest.raises(Exception, match="not found"):
+        store.get("a")
