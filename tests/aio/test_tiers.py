@@ -118,3 +118,8 @@ def test_a_path_that_cannot_hold_a_tier_is_refused_when_started_and_when_used(tm
     (tmp_path / "later").touch()
     with pytest.raises(TierUnusableError):
         own.resolve("disk", "later")
+
+
+def test_watermarks_must_be_in_order(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pressure_low=0\.9 is above pressure_high=0\.5"):
+        Tiers(RuntimeConfig(pressure_low=0.9, pressure_high=0.5), FakeMemory())

@@ -51,6 +51,13 @@ class Tiers:
         self._memory = memory
         self._started: dict[str, Tier] = {}
         self._private: PrivateDirectory | None = None
+        if config.pressure_low > config.pressure_high:
+            raise ConfigError(
+                f"pressure_low={config.pressure_low} is above pressure_high={config.pressure_high}",
+                option="pressure_low",
+                value=config.pressure_low,
+                allowed=f"<= {config.pressure_high}",
+            )
         limits = Limits(
             interval_s=config.janitor_interval_s, pressure_high=config.pressure_high, pressure_low=config.pressure_low
         )

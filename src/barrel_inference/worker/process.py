@@ -111,8 +111,9 @@ class WorkerProcess:
     def _note(self, line: str) -> None:
         if line:
             self._tail.append(line)
-            level = _levels.get(line.partition(" ")[0], logging.DEBUG)
-            _log.log(level, "worker %s: %s", self._name, line)
+            word, _, rest = line.partition(" ")  # as the worker's own log begins its lines; others print what they like
+            level, text = (_levels[word], rest) if word in _levels else (logging.DEBUG, line)
+            _log.log(level, "worker %s: %s", self._name, text)
 
 
 class Life:

@@ -1,0 +1,118 @@
+"""Requests and calls on their way in: each is answered, none holds up a cancellation."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+from barrel_inference.errors import ContextExceededError
+from barrel_inference.types import Request, Sampling
+from barrel_inference.worker.child.intake import Intake
+from barrel_inference.worker.messages import Call, Msg, Output, Reply
+
+
+class FakeEngine:
+    """Notes what it is told, in order."""
+
+    def __init__(self) -> None:
+        self.told: queue.Queue[tuple[str, str]] = queue.Queue()
+
+    def submit(self, generation: Any) -> None:
+        self.told.put(("submit", generation.id))
+
+    def cancel(self, request_id: str) -> None:
+        self.told.put(("cancel", request_id))
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.sent: queue.Queue[Msg] = queue.Queue()
+        self.may_prepare = threading.Event()
+        self.future: Future[Any] = Future()
+        self.intake = Intake(
+            self.engine,  # type: ignore[arg-type]
+            lambda messages: [self.sent.put(message) for message in messages],  # type: ignore[arg-type, return-value]
+            prepare=self.prepare,
+            answer=self.answer,
+        )
+
+    def prepare(self, request: Request) -> Any:
+        self.may_prepare.wait(20)
+        match request.prompt:
+            case "long":
+                raise ContextExceededError("too long", n_ctx=1)
+            case "bug":
+                raise ZeroDivisionError("a bug")
+        return SimpleNamespace(id=request.id)
+
+    def answer(self, op: str, args: dict[str, Any]) -> Any:
+        match op:
+            case "later":
+                return self.future
+            case "fail":
+                raise ContextExceededError("no")
+        return args
+
+    def submit(self, request_id: str, prompt: str = "") -> None:
+        self.intake.submit(Request(id=request_id, prompt=prompt, sampling=Sampling()))
+
+    def next_sent(self) -> Any:
+        return self.sent.get(timeout=20)
+
+
+def test_requests_reach_the_engine_in_order() -> None:
+    bench = Bench()
+    bench.may_prepare.set()
+    for name in "abc":
+        bench.submit(name)
+    assert [bench.engine.told.get(timeout=20) for _ in range(3)] == [("submit", name) for name in "abc"]
+
+
+def test_a_cancellation_does_not_wait_and_is_not_lost() -> None:
+    bench = Bench()
+    bench.submit("preparing")
+    bench.intake.cancel("running")
+    assert bench.engine.told.get(timeout=20) == ("cancel", "running")
+    bench.intake.cancel("preparing")
+    bench.may_prepare.set()
+    assert [bench.engine.told.get(timeout=20) for _ in range(2)] == [("submit", "preparing"), ("cancel", "preparing")]
+    bench.submit("preparing")
+    assert bench.engine.told.get(timeout=20) == ("submit", "preparing")
+    bench.intake.call(Call(1, "echo", {}))
+    bench.next_sent()
+    assert bench.engine.told.empty()
+
+
+def test_every_failure_is_one_typed_answer_and_the_next_request_is_served() -> None:
+    bench = Bench()
+    bench.may_prepare.set()
+    bench.submit("a", "long")
+    bench.submit("b", "bug")
+    bench.submit("c")
+    first, second = bench.next_sent(), bench.next_sent()
+    assert isinstance(first, Output) and isinstance(second, Output)
+    assert (first.request_id, first.error) == ("a", ContextExceededError("too long", n_ctx=1).to_dict())
+    assert second.error is not None and "ZeroDivisionError: a bug" in second.error["message"]
+    assert bench.engine.told.get(timeout=20) == ("submit", "c")
+
+
+def test_calls_are_answered_at_once_or_later() -> None:
+    bench = Bench()
+    bench.intake.call(Call(1, "later", {}))
+    bench.intake.call(Call(2, "echo", {"x": 1}))
+    bench.intake.call(Call(3, "fail", {}))
+    assert bench.next_sent() == Reply(2, {"x": 1})
+    assert bench.next_sent() == Reply(3, error=ContextExceededError("no").to_dict())
+    bench.future.set_result([1, 2])
+    assert bench.next_sent() == Reply(1, [1, 2])
+
+
+def test_a_late_failure_is_answered_too() -> None:
+    bench = Bench()
+    bench.intake.call(Call(1, "later", {}))
+    bench.future.set_exception(ContextExceededError("no"))
+    assert bench.next_sent() == Reply(1, error=ContextExceededError("no").to_dict())
