@@ -154,7 +154,7 @@ def prompt() -> str:
 
 
 def table(steps: list[Step]) -> str:
-    head = ("asked", "prefix from", "restored", "read", "first token", "speed-up", "same text")
+    head = ("asked", "prefix from", "restored", "prefilled", "first token", "speed-up", "same text")
     cold_s, text = steps[0].first_token_s, steps[0].text
     rows = [
         (

@@ -87,7 +87,8 @@ class Sampler(Protocol):
     stateful: bool
 
     def sample(self, logits: NDArray[np.float32], index: int) -> int:
-        """Choose output token ``index`` from logits [n_vocab] (already masked); does not accept it."""
+        """Choose output token ``index`` from logits [n_vocab] (already masked), which it may change;
+        does not accept it."""
 
     def accept(self, token: int) -> None:
         """Enter a token (prompt or output) into penalties and DRY history."""

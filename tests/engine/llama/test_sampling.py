@@ -47,7 +47,7 @@ def opened(sampling: Sampling, seed: int = 1) -> LlamaSampler:
 
 def draws(sampling: Sampling, count: int = 300, logits: Logits = LOGITS) -> list[int]:
     sampler = opened(sampling)
-    tokens = [sampler.sample(logits, index) for index in range(count)]
+    tokens = [sampler.sample(logits.copy(), index) for index in range(count)]
     sampler.close()
     return tokens
 
@@ -113,7 +113,7 @@ def test_xtc_takes_the_best_away() -> None:
 def test_penalties_count_what_was_accepted_within_the_window() -> None:
     sampler = opened(neutral(temperature=0, presence_penalty=100.0, repeat_last_n=2))
     for expected in (0, 1, 2, 0, 1):  # the third step has forgotten the first token
-        token = sampler.sample(LOGITS, 0)
+        token = sampler.sample(LOGITS.copy(), 0)
         assert token == ORDER[expected]
         sampler.accept(token)
 
@@ -147,7 +147,7 @@ def test_mirostat_is_stateful_and_repeats_from_its_start(version: int) -> None:
         assert sampler.stateful
         tokens = []
         for index in range(30):
-            tokens.append(sampler.sample(LOGITS, index))
+            tokens.append(sampler.sample(LOGITS.copy(), index))
             sampler.accept(tokens[-1])
         return tokens
 
@@ -205,7 +205,7 @@ def test_the_only_one_left_is_chosen(choice: Callable[[], Sampling]) -> None:
 def test_the_largest_and_smallest_values_choose_a_token(options: dict[str, object]) -> None:
     sampler = opened(neutral(**options))
     for index in range(20):
-        token = sampler.sample(LOGITS, index)
+        token = sampler.sample(LOGITS.copy(), index)
         assert 0 <= token < N_VOCAB
         sampler.accept(token)
 

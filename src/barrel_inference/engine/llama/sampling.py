@@ -16,6 +16,7 @@ from barrel_inference.errors import DecodeError
 from barrel_inference.types import Sampling
 
 _MASK64 = (1 << 64) - 1
+_MOST = 1e30  # a bias that no logit outweighs, and that adds up to no infinity in 32 bits
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
@@ -75,10 +76,10 @@ class LlamaSampler:
         self._candidates = candidates
         self._filters = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         self._remembers = False  # penalties or DRY: they need to see every token
-        self._biased = False
+        self._bias = _bias(sampling, vocabulary)
         self._add_history(vocabulary, n_ctx)
         self._greedy = sampling.temperature <= 0
-        self._plain = self._greedy and not (self._remembers or self._biased or self.stateful)
+        self._plain = self._greedy and not (self._remembers or self.stateful)
         if self.stateful:
             self._add_mirostat(vocabulary.n_tokens)
         elif not self._greedy:
@@ -86,6 +87,9 @@ class LlamaSampler:
 
     def sample(self, logits: NDArray[np.float32], index: int) -> int:
         """DecodeError when there is nothing to choose from."""
+        if self._bias is not None:
+            tokens, values = self._bias
+            logits[tokens] += values
         token = int(logits.argmax()) if self._plain else self._choose(logits, index)
         if not logits[token] > -np.inf:  # nor is NaN
             raise DecodeError("no token has a probability: all are forbidden, or the model's logits are not numbers")
@@ -124,13 +128,6 @@ class LlamaSampler:
 
     def _add_history(self, vocabulary: SampledVocabulary, n_ctx: int) -> None:
         s, n_vocab = self._sampling, vocabulary.n_tokens
-        bias = dict(s.logit_bias)
-        if s.ignore_eos:
-            bias |= dict.fromkeys(vocabulary.eog_tokens, float("-inf"))
-        if bias:
-            entries = (lib.llama_logit_bias * len(bias))(*bias.items())
-            self._add(lib.llama_sampler_init_logit_bias(n_vocab, len(bias), entries))
-            self._biased = True
         if s.repeat_last_n and (s.repeat_penalty != 1.0 or s.presence_penalty or s.frequency_penalty):
             last_n = _window(s.repeat_last_n, n_ctx)
             self._add(
@@ -177,6 +174,20 @@ class LlamaSampler:
             self._add(lib.llama_sampler_init_top_p(s.top_p, 1))
         if s.min_p > 0:
             self._add(lib.llama_sampler_init_min_p(s.min_p, 1))
+
+
+def _bias(sampling: Sampling, vocabulary: SampledVocabulary) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+    """Tokens and what is added to their logits. Applied here: a sampler for it would cost a copy of all logits."""
+    bias = {
+        token: min(max(value, -_MOST), _MOST)
+        for token, value in sampling.logit_bias.items()
+        if 0 <= token < vocabulary.n_tokens
+    }
+    if sampling.ignore_eos:
+        bias |= dict.fromkeys(vocabulary.eog_tokens, float("-inf"))
+    if not bias:
+        return None
+    return np.fromiter(bias, np.int64), np.fromiter(bias.values(), np.float32)
 
 
 def _window(last_n: int, n_ctx: int) -> int:
