@@ -14,7 +14,17 @@ Value = Scalar | Sequence[int] | Sequence[float] | Sequence[str]
 Tensors = Mapping[str, NDArray[np.float32]]
 
 ALIGNMENT = 32
-_FORMATS = {"u32": (4, "<I"), "i32": (5, "<i"), "f32": (6, "<f"), "bool": (7, "<?")}
+
+
+class U16(int):
+    """An integer that is written in 16 bits, as some keys of split files want it."""
+
+
+class I32(int):
+    """An integer that is written with its sign."""
+
+
+_FORMATS = {"u16": (2, "<H"), "u32": (4, "<I"), "i32": (5, "<i"), "f32": (6, "<f"), "bool": (7, "<?")}
 _STRING, _ARRAY = 8, 9
 
 
@@ -60,4 +70,6 @@ def _array(values: Sequence[Scalar]) -> bytes:
 def _kind(value: Scalar) -> str:
     if isinstance(value, bool):
         return "bool"
+    if isinstance(value, U16 | I32):
+        return type(value).__name__.lower()
     return "f32" if isinstance(value, float) else "u32"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.gguf_file import Value, write_gguf
+from tests.support.gguf_file import I32, U16, Value, write_gguf
 from tests.support.tiny_models import N_EMBD, N_LAYER, N_VOCAB
 
 BERT_EMBD = 64
@@ -17,6 +17,24 @@ Tensor = NDArray[np.float32]
 
 def tiny_bert(path: Path) -> Path:
     """An encoder without a KV cache, mean pooling; the vocabulary is the tiny models'."""
+    return write_gguf(path, _bert_metadata(), _bert_tensors())
+
+
+def split_bert(folder: Path) -> list[Path]:
+    """The same model in three files."""
+    tensors = _bert_tensors()
+    names = list(tensors)
+    parts = [names[:5], names[5:20], names[20:]]
+    split: dict[str, Value] = {"split.count": U16(3), "split.tensors.count": I32(len(names))}
+    paths = []
+    for number, part in enumerate(parts):
+        metadata = {**(_bert_metadata() if number == 0 else {}), "split.no": U16(number), **split}
+        path = folder / f"bert-{number + 1:05}-of-00003.gguf"
+        paths.append(write_gguf(path, metadata, {name: tensors[name] for name in part}))
+    return paths
+
+
+def _bert_tensors() -> dict[str, Tensor]:
     n_ff = 2 * BERT_EMBD
     random = np.random.default_rng(1)
 
@@ -37,17 +55,17 @@ def tiny_bert(path: Path) -> Path:
             tensors |= pair(f"blk.{layer}.{part}", BERT_EMBD, BERT_EMBD)
         tensors |= pair(f"blk.{layer}.ffn_up", n_ff, BERT_EMBD) | pair(f"blk.{layer}.ffn_down", BERT_EMBD, n_ff)
         tensors |= norm(f"blk.{layer}.attn_output_norm") | norm(f"blk.{layer}.layer_output_norm")
-    return write_gguf(path, _bert_metadata(n_ff), tensors)
+    return tensors
 
 
-def _bert_metadata(n_ff: int) -> dict[str, Value]:
+def _bert_metadata() -> dict[str, Value]:
     return {
         "general.architecture": "bert",
         "bert.vocab_size": N_VOCAB,
         "bert.context_length": BERT_CTX,
         "bert.embedding_length": BERT_EMBD,
         "bert.block_count": 2,
-        "bert.feed_forward_length": n_ff,
+        "bert.feed_forward_length": 2 * BERT_EMBD,
         "bert.attention.head_count": 2,
         "bert.attention.layer_norm_epsilon": 1e-5,
         "bert.attention.causal": False,

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from barrel_inference.config import ContextOpts, LoadOptions, ModelOpts
+from barrel_inference.config import LoadOptions, ModelOpts
 from barrel_inference.engine.backend import DecodeStatus, Slice
 from barrel_inference.engine.llama import LlamaBackend
 from barrel_inference.errors import ContextExceededError, DecodeError, NoWeightsError, UnsupportedError
+from tests.engine.llama.opened import opened
 from tests.support.tiny_files import BERT_CTX, tiny_bert
 from tests.support.tiny_models import N_VOCAB, tiny_model
 
 pytestmark = pytest.mark.model
 
 INPUTS = [[5, 9, 33, 2], [7], list(range(1, 40)), [33, 9, 5, 2], [5, 9, 33, 2]]
-
-
-@contextmanager
-def opened(path: Path, **context: Any) -> Iterator[LlamaBackend]:
-    opts = ContextOpts(**{"n_ctx": 256, "n_batch": 64, "n_seq_max": 2, **context})
-    backend = LlamaBackend(LoadOptions(id="m", model_path=str(path), context_opts=opts))
-    yield backend
-    backend.close()
 
 
 Loader = Callable[[Path], Any]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from barrel_inference.config import LoadOptions
+from barrel_inference.config import LoadOptions, ModelOpts
 from barrel_inference.engine.backend import DecodeStatus, Sampler, Slice, WeightsInMemory
 from barrel_inference.engine.llama.batch import Batch
 from barrel_inference.engine.llama.binding import float_view, lib, log_tail
@@ -25,7 +25,7 @@ from barrel_inference.engine.llama.vocabulary import Vocabulary
 from barrel_inference.engine.llama.watchdog import Watchdog
 from barrel_inference.engine.llama.weights import Weights
 from barrel_inference.engine.residency import Residency, resolved
-from barrel_inference.errors import DecodeError, NoWeightsError
+from barrel_inference.errors import ConfigError, DecodeError, ModelFileError, NoWeightsError
 from barrel_inference.registry.gguf import shard_paths
 from barrel_inference.types import Sampling
 
@@ -39,7 +39,7 @@ class LlamaBackend:
     def __init__(self, options: LoadOptions, on_progress: Callable[[float], None] = lambda fraction: None) -> None:
         self._options = options
         model_opts = resolved(options.model_opts)
-        self._residency = Residency(shard_paths(Path(options.model_path or "")), model_opts)
+        self._residency = _residency(options, model_opts)
         self._residency.advise()
         self._weights = Weights(options, model_opts, on_progress)
         self._vocabulary = Vocabulary(self._weights.vocab)
@@ -199,6 +199,15 @@ class LlamaBackend:
             lib.llama_free(self._context)
             self._context = None
         self._weights.close()
+
+
+def _residency(options: LoadOptions, model_opts: ModelOpts) -> Residency:
+    if options.model_path is None:
+        raise ConfigError("model_path is required for the llama backend", option="model_path")
+    try:
+        return Residency(shard_paths(Path(options.model_path)), model_opts)
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        raise ModelFileError(f"the model file cannot be read: {error}") from error
 
 
 def _bytes_of(view: memoryview) -> Any:

@@ -20,6 +20,7 @@ lib: Any = llama_cpp  # ctypes: nothing in it has a type that could be checked
 _log = logging.getLogger(__name__)
 _ERROR, _WARN, _CONT = 4, 3, 5
 _FLASH_LINE = "resolve_fused_ops: Flash Attention"
+_NO_FLASH_LINE = "flash_attn is not compatible"
 
 
 class LogTail:
@@ -34,7 +35,7 @@ class LogTail:
     def write(self, level: int, text: str) -> None:
         level = self._last_level if level == _CONT else level
         self._last_level = level
-        if _FLASH_LINE in text:
+        if _FLASH_LINE in text or _NO_FLASH_LINE in text:
             self.flash_attn_resolved = "enabled" in text
         if level not in (_ERROR, _WARN) or not text.strip():
             return

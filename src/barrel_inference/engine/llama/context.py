@@ -49,7 +49,7 @@ def open_context(weights: Weights, opts: ContextOpts) -> tuple[Any, bool]:
         raise LoadError(f"llama.cpp cannot make this context: {log_tail.reason('not enough memory?')}")
     _set_adapters(context, weights)
     resolved = log_tail.flash_attn_resolved
-    return context, opts.flash_attn is True if resolved is None else resolved
+    return context, opts.flash_attn is not False if resolved is None else resolved
 
 
 def _params(opts: ContextOpts) -> Any:

@@ -20,8 +20,7 @@ class Weights:
     """``pointer`` is llama.cpp's model, ``adapters`` the (adapter, scale) pairs that every context must set."""
 
     def __init__(self, options: LoadOptions, model_opts: ModelOpts, on_progress: Callable[[float], None]) -> None:
-        if options.model_path is None:
-            raise ConfigError("model_path is required for the llama backend", option="model_path")
+        assert options.model_path is not None
         self.adapters: list[tuple[Any, float]] = []
         self._keep = _Params(model_opts, on_progress)  # llama.cpp keeps pointers into it while loading
         log_tail.clear()

@@ -1,0 +1,185 @@
+"""Loading: options reach llama.cpp, facts are read back, and what cannot be loaded is a typed error with the reason."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from barrel_inference.config import ContextOpts, LoadOptions, ModelOpts
+from barrel_inference.engine.llama import LlamaBackend, features
+from barrel_inference.engine.llama.binding import lib
+from barrel_inference.errors import ConfigError, ModelFileError
+from tests.engine.llama.opened import feed, opened
+from tests.support.models import smollm2
+from tests.support.tiny_files import split_bert, tiny_bert
+from tests.support.tiny_models import N_VOCAB, WINDOW, Arch, tiny_model
+
+pytestmark = pytest.mark.model
+
+
+def load(path: Path | None, **model_opts: Any) -> LlamaBackend:
+    options = LoadOptions(
+        id="m",
+        model_path=None if path is None else str(path),
+        model_opts=ModelOpts(**model_opts),
+        context_opts=ContextOpts(n_ctx=256),
+    )
+    return LlamaBackend(options)
+
+
+def test_what_is_no_model_is_refused_with_llama_s_reason(tmp_path: Path) -> None:
+    text, empty, cut = tmp_path / "text.gguf", tmp_path / "empty.gguf", tmp_path / "cut.gguf"
+    text.write_text("no model " * 100)
+    empty.touch()
+    cut.write_bytes(tiny_bert(tmp_path / "bert.gguf").read_bytes()[:-5000])
+    for path, reason in [
+        (tmp_path / "absent.gguf", "No such file"),
+        (tmp_path, "directory"),
+        (text, "magic"),
+        (empty, "empty"),
+        (cut, "bounds|corrupted|incomplete"),
+    ]:
+        with pytest.raises(ModelFileError, match=reason):
+            load(path)
+
+
+def test_a_path_is_needed() -> None:
+    with pytest.raises(ConfigError, match="model_path"):
+        load(None)
+
+
+@pytest.mark.parametrize(
+    ("arch", "n_swa", "is_recurrent", "is_hybrid"),
+    [
+        ("llama", 0, False, False),
+        ("gemma3", WINDOW, False, False),
+        ("mamba", 0, True, False),
+        ("jamba", 0, False, True),
+        ("lfm2", 0, False, True),
+    ],
+)
+def test_the_kind_of_memory_is_read(arch: Arch, n_swa: int, is_recurrent: bool, is_hybrid: bool) -> None:
+    with opened(tiny_model(arch), n_seq_max=3, n_batch=32) as backend:
+        info = backend.info
+        assert (info.n_swa, info.is_recurrent, info.is_hybrid) == (n_swa, is_recurrent, is_hybrid)
+        assert (info.architecture, info.n_ctx, info.n_seq_max, info.n_batch) == (arch, 256, 3, 32)
+        assert (info.n_vocab, info.has_memory, info.warnings) == (N_VOCAB, True, ())
+
+
+def test_facts_of_a_real_model() -> None:
+    backend = load(smollm2())
+    info = backend.info
+    assert (info.architecture, info.quant_type, info.quant_bits) == ("llama", "q4_1", 4.0)
+    assert (info.n_ctx_train, info.n_layer, info.n_embd, info.n_vocab) == (8192, 30, 576, 49152)
+    assert 130e6 < info.n_params < 140e6 and 80e6 < info.size_bytes < 110e6
+    assert (info.bos_token, info.eos_token, info.add_bos) == ("<|im_start|>", "<|im_end|>", False)
+    assert info.chat_template is not None and "<|im_start|>" in info.chat_template
+    assert "0.3.36" in info.build and "rope.freq_base" in info.rope
+    backend.close()
+
+
+def test_a_context_larger_than_trained_on_is_a_warning() -> None:
+    with opened(tiny_model("llama"), n_ctx=8192) as backend:
+        assert "8192" in backend.info.warnings[0] and "4096" in backend.info.warnings[0]
+
+
+@pytest.mark.parametrize("type_kv", ["f32", "bf16", "q4_0", "q5_0", "q5_1", "q8_0"])
+def test_every_type_of_kv_decodes(type_kv: str) -> None:
+    with opened(tiny_model("llama"), type_k=type_kv, type_v=type_kv) as backend:
+        assert backend.info.flash_attn
+        feed(backend, 0, 0, 70)
+
+
+@pytest.mark.parametrize("type_v", ["q4_0", "q5_0", "q5_1", "q8_0"])
+def test_quantised_values_need_flash_attention(type_v: str) -> None:
+    with pytest.raises(ConfigError, match="flash"), opened(tiny_model("llama"), type_v=type_v, flash_attn=False):
+        pass
+
+
+@pytest.mark.parametrize(("asked", "is_on"), [("auto", True), (True, True), (False, False)])
+def test_flash_attention_is_resolved(asked: bool | str, is_on: bool) -> None:
+    with opened(tiny_model("llama"), flash_attn=asked) as backend:
+        assert backend.info.flash_attn is is_on
+
+
+def test_rope_options_change_rows_and_name() -> None:
+    seen = set()
+    for options in ({}, {"rope_freq_base": 500.0}, {"rope_freq_scale": 0.5}, {"rope_scaling": "yarn"}):
+        with opened(tiny_model("llama"), **options) as backend:
+            seen.add(backend.info.rope)
+            feed(backend, 0, 0, 60)
+    assert len(seen) == 4
+
+
+def test_the_options_of_a_model_reach_llama() -> None:
+    for options in (
+        {"use_mmap": False},
+        {"use_mmap": False, "use_mlock": True},
+        {"use_mlock": True},
+        {"n_gpu_layers": 99},
+        {"n_gpu_layers": -1},
+        {"split_mode": "none"},
+        {"split_mode": "row"},
+        {"tensor_split": (0.5, 0.5)},
+        {"prefetch": False},
+        {"weight_residency": "lazy_then_pin_resident"},
+    ):
+        backend = load(tiny_model("llama"), **options)
+        feed(backend, 0, 0, 10)
+        backend.close()
+
+
+def test_more_shares_than_devices_are_an_error() -> None:
+    limit = int(lib.llama_max_devices())
+    with pytest.raises(ConfigError, match=f"at most {limit}"):
+        load(tiny_model("llama"), tensor_split=(1.0,) * (limit + 1))
+
+
+def test_progress_is_told_to_its_end() -> None:
+    seen: list[float] = []
+    options = LoadOptions(id="m", model_path=str(tiny_model("llama")), context_opts=ContextOpts(n_ctx=256))
+    LlamaBackend(options, seen.append).close()
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_a_split_model_is_named_by_its_first_part(tmp_path: Path) -> None:
+    first, second, _ = split_bert(tmp_path)
+    with (
+        opened(first, embeddings=True) as split,
+        opened(tiny_bert(tmp_path / "whole.gguf"), embeddings=True) as whole,
+    ):
+        assert split.embed([[1, 2, 3]])[0].tobytes() == whole.embed([[1, 2, 3]])[0].tobytes()
+        assert split.info.n_params == whole.info.n_params
+    second.unlink()
+    with pytest.raises(ModelFileError):
+        load(first)
+
+
+def test_weights_that_may_not_be_locked_are_a_warning() -> None:
+    script = f"""
+        import os, resource
+        from barrel_inference.config import ContextOpts, LoadOptions, ModelOpts
+        from barrel_inference.engine.llama import LlamaBackend, features
+        features()  # what it imports may be out of reach later
+        options = LoadOptions(id="m", model_path={str(tiny_model("llama"))!r}, model_opts=ModelOpts(use_mlock=True),
+                              context_opts=ContextOpts(n_ctx=256))
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+        if os.geteuid() == 0:
+            os.chmod(os.path.dirname(options.model_path), 0o755)
+            os.setresuid(65534, 65534, 65534)  # root may lock what it likes
+        print(LlamaBackend(options).info.warnings)
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert "could not be locked" in run.stdout
+
+
+def test_features_are_told() -> None:
+    told = features()
+    assert told["max_sequences"] >= 256 and "CPU" in told["system"]
