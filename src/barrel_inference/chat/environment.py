@@ -50,7 +50,7 @@ class Budget:
         """One turn of a loop or one call. Reading the clock costs more than a step, so only some read it."""
         self._steps += 1
         if self._steps % 128 == 0 and self._clock() > self._deadline:
-            raise TemplateError(f"the chat template ran longer than {self._limits.seconds:g} s")
+            raise TemplateError(f"the chat template ran longer than {self._limits.seconds:g} s", timeout=True)
 
     def size(self, chars: int) -> None:
         if chars > self._limits.chars:

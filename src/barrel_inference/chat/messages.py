@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from barrel_inference.chat.tools import instructions
@@ -37,7 +37,7 @@ class Form(NamedTuple):
 
 def conform(messages: Sequence[Mapping[str, Any]], form: Form, syntax: Syntax = instructions.SYNTAX) -> list[Message]:
     """The conversation for a template of that form. ``syntax``: of calls that the template does not write itself."""
-    plain: Iterator[Message] = ({**message, "content": text_of(message.get("content"))} for message in messages)
+    plain = _named({**message, "content": text_of(message.get("content"))} for message in messages)
     plain = _calls_alone(plain, form) if form.native_calls else _calls_as_text(plain, form, syntax)
     result = list(_roles(plain, form))
     if not form.repeated_roles:
@@ -50,6 +50,16 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content or () if part.get("type") == "text")
+
+
+def _named(messages: Iterable[Message]) -> Iterator[Message]:
+    """Results carry the name of the function that was called: some templates want it."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {call.get("id", ""): call["function"]["name"] for call in message.get("tool_calls") or ()}
+        call_id = message.get("tool_call_id")
+        known = message["role"] == "tool" and not message.get("name") and call_id in names
+        yield {**message, "name": names[call_id]} if known and call_id is not None else message
 
 
 def _roles(messages: Iterator[Message], form: Form) -> Iterator[Message]:
