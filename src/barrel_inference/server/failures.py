@@ -39,7 +39,7 @@ _STATUS = {
     "shutting_down": 503,
     "worker_died": 503,
     "pull_failed": 502,
-    "digest_mismatch": 502,
+    "digest_mismatch": 400,
 }
 _ROOTS = "|".join(sorted(re.escape(entry.name) for entry in Path("/").iterdir() if entry.is_dir()))
 _PATH = re.compile(rf"(?<![\w.:/])/(?:{_ROOTS})/(?:[^\s'\"/]+/)*([^\s'\"/:,;]+)")
@@ -70,7 +70,9 @@ def status(error: BarrelError) -> int:
 
 
 def headers(error: BarrelError) -> dict[str, str]:
-    """``Retry-After`` in whole seconds where trying again makes sense."""
+    """``Retry-After`` in whole seconds where trying again makes sense; the end of the connection where it must be."""
+    if error.code == "too_large" or error.details.get("unread"):
+        return {"connection": "close"}  # the rest of the body is not read
     if status(error) not in (429, 503):
         return {}
     return {"retry-after": str(max(1, round(error.details.get("retry_after_s", 1))))}

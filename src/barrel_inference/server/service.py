@@ -16,7 +16,7 @@ import msgspec
 from barrel_inference.chat import steady
 from barrel_inference.config import ServerOptions
 from barrel_inference.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
-from barrel_inference.server import chat, insert
+from barrel_inference.server import chat, insert, limits
 from barrel_inference.server.failures import ShuttingDownError
 from barrel_inference.server.http import record
 from barrel_inference.server.models import keepalive
@@ -45,19 +45,24 @@ class ModelService:
     def __init__(self, catalog: Catalog, pool: Pool, options: ServerOptions, pull: Pull | None = None) -> None:
         self.catalog = catalog
         self.pool = pool
-        self._steady = options.steady_prompts
+        self._options = options
         self._pull = pull
 
     # ---- generating
 
     async def chat(self, request: ChatRequest, wish: Parameters = PLAIN) -> AsyncGenerator[Event, None]:
         """``wish``: how to load, and the defaults below the model's own parameters."""
+        self.check(request)
         async with (
             self.lease(request.model, wish, request.keep_alive) as lease,
             aclosing(self.chat_with(lease, request, wish)) as events,
         ):
             async for event in events:
                 yield event
+
+    def check(self, request: ChatRequest) -> None:
+        """Before a model is taken for it. Raises InvalidRequestError, SchemaError."""
+        limits.check(request, self._options)
 
     async def chat_with(self, lease: Lease, request: ChatRequest, wish: Parameters) -> AsyncGenerator[Event, None]:
         async with aclosing(chat.chat_events(lease.model, self.whole(lease, request, wish))) as events:
@@ -68,7 +73,9 @@ class ModelService:
 
     def whole(self, lease: Lease, request: ChatRequest, wish: Parameters) -> ChatRequest:
         """As the model is to read it: with what its manifest adds, without what would move its head."""
-        request = msgspec.structs.replace(request, messages=steady.messages(request.messages, self._steady))
+        request = msgspec.structs.replace(
+            request, messages=steady.messages(request.messages, self._options.steady_prompts)
+        )
         return merged(lease.entry, request, wish)
 
     async def complete(self, request: CompletionRequest, wish: Parameters = PLAIN) -> AsyncGenerator[Chunk, None]:
@@ -92,6 +99,7 @@ class ModelService:
                 yield chunk
 
     async def count_tokens(self, request: ChatRequest) -> int:
+        self.check(request)
         async with self.lease(request.model, PLAIN, request.keep_alive) as lease:
             return await chat.count_tokens(lease.model, self.whole(lease, request, PLAIN))
 

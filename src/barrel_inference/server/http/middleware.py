@@ -196,7 +196,7 @@ class Body:
             try:
                 message = await asyncio.wait_for(receive(), self._pause_s)
             except TimeoutError:
-                raise RequestTimeoutError(f"no more of the body came for {self._pause_s:g} s") from None
+                raise RequestTimeoutError(f"no more of the body came for {self._pause_s:g} s", unread=True) from None
             seen += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if seen > self._max_bytes and not unlimited:

@@ -148,6 +148,7 @@ class Generating:
     ) -> Pieces:
         """``context``: the tokens of earlier turns, as /api/generate gives them out."""
         wish = translate.wish(found)
+        self._service.check(asked)
         async with self._service.lease(body.model, wish, body.keep_alive) as lease:
             if context or body.debug_render_only:
                 text = await chat.render(lease.model, self._service.whole(lease, asked, wish))
