@@ -109,6 +109,16 @@ def test_complete_means_that_nothing_more_may_follow(structured: Structured) -> 
     assert mask.is_complete
 
 
+@pytest.mark.parametrize("choice", ["4999", "49", 'a\n"é\\', "/x/", "<b>", "😀"])
+def test_choices_are_literal_and_may_be_thousands(structured: Structured, choice: str) -> None:
+    others = [str(number) for number in range(5000)]
+    mask = structured.mask(Constraint(choices=(*others, choice)))
+    for token in tokens_of(choice):
+        assert token in allowed_tokens(mask)
+        mask.accept(token)
+    assert b"</s>" in allowed(mask) or mask.is_complete
+
+
 def test_a_mask_starts_after_a_marker_that_tokens_split(structured: Structured) -> None:
     mask = structured.mask(Constraint(choices=("ab",), start_after="</think>é"))
     for token in tokens_of("anything </thi </think> </think>é"):
