@@ -28,7 +28,12 @@ from barrel_inference.options import build, layered
         ({"model_opts": {"use_mmap": 1}}, "model_opts.use_mmap", "true or false"),
         ({"tier": "tape"}, "tier", "'disk', 'ram', 'ram_file'"),
         ({"policy": {"min_tokens": -1}}, "policy.min_tokens", ">= 0"),
-        ({"lora": ["file"]}, "lora", "a list of (text, a number)"),
+        ({"lora": ["file"]}, "lora", "a list of (text, a number"),
+        ({"lora": [("file", float("nan"))]}, "lora", "a number >= -1000000"),
+        ({"model_opts": {"tensor_split": [float("inf")]}}, "model_opts.tensor_split", "a number >= 0"),
+        ({"context_opts": {"rope_freq_base": float("inf")}}, "context_opts.rope_freq_base", "a number >= 0"),
+        ({"quant_type": "\udc80"}, "quant_type", "text"),
+        ({"stub": {"delay": object()}}, "stub", "a table"),
         ({"stub": 3}, "stub", "a table"),
     ],
 )
@@ -52,6 +57,7 @@ def test_a_group_must_be_a_table() -> None:
         ({"modle_path": "x"}, "unknown option 'modle_path'; did you mean 'model_path'"),
         ({"context_opts": {"nctx": 1}}, "unknown option 'context_opts.nctx'; did you mean 'n_ctx'"),
         ({"policy": {"zzz": 1}}, "unknown option 'policy.zzz'; known: boundary_align_tokens, "),
+        ({"context_opts": {1: 2}}, "unknown option 'context_opts.1'; known: decode_budget_ms, "),
     ],
 )
 def test_an_unknown_key_names_the_nearest(values: dict[str, Any], message: str) -> None:

@@ -84,6 +84,13 @@ def test_a_given_fingerprint_is_compared_or_believed(prints: Fingerprints, tmp_p
         prints.of_model([path], "fast_unsafe", None)
 
 
+def test_what_never_ends_is_not_read(prints: Fingerprints, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path, Path("/dev/zero")):
+        with pytest.raises(ModelFileError, match="not a regular file"):
+            prints.of_file(path)
+
+
 def test_a_missing_file_and_a_closed_runtime_are_errors(prints: Fingerprints, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="no such file"):
         prints.of_model([tmp_path / "absent"], "safe", None)

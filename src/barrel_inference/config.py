@@ -19,6 +19,8 @@ Natural = Annotated[int, Meta(ge=0, le=2**40)]
 Positive = Annotated[int, Meta(ge=1, le=2**40)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Factor = Annotated[float, Meta(ge=0, le=1e12)]  # bounds keep nan and infinity out
+LoraScale = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 BLOCK_TOKENS = 64
 MAX_SEQUENCES = 254  # llama.cpp allows 256; two are scratch
@@ -33,7 +35,7 @@ class ModelOpts(Options, frozen=True):
     n_gpu_layers: Annotated[int, Meta(ge=-1, le=100_000)] = 0  # 99 or -1 = all
     split_mode: Literal["none", "layer", "row"] = "layer"
     main_gpu: Annotated[int, Meta(ge=0, lt=MAX_DEVICES)] = 0
-    tensor_split: Annotated[tuple[Annotated[float, Meta(ge=0)], ...], Meta(max_length=MAX_DEVICES)] = ()
+    tensor_split: Annotated[tuple[Factor, ...], Meta(max_length=MAX_DEVICES)] = ()
     use_mmap: bool = True
     use_mlock: bool = False
     prefetch: bool = True
@@ -58,10 +60,8 @@ class ContextOpts(Options, frozen=True):
     decode_budget_ms: Natural = 30_000  # 0 = off
     embeddings: bool = False
     pooling: Literal["none", "mean", "cls", "last", "rank"] | None = None  # the model's
-    rope_freq_base: Annotated[float, Meta(ge=0)] = (
-        0.0  # 0 = the model's; these four change KV bytes and enter the namespace
-    )
-    rope_freq_scale: Annotated[float, Meta(ge=0)] = 0.0
+    rope_freq_base: Factor = 0.0  # 0 = the model's; these four change KV bytes and enter the namespace
+    rope_freq_scale: Factor = 0.0
     rope_scaling: Literal["none", "linear", "yarn", "longrope"] | None = None
     yarn_orig_ctx: Natural = 0
 
@@ -129,7 +129,7 @@ class LoadArguments(Options, frozen=True):
     tier: TierKind = "ram"
     tier_srv: str | None = None  # the automatic one
     policy: Policy = Policy()
-    lora: tuple[tuple[str, float], ...] = ()
+    lora: tuple[tuple[str, LoraScale], ...] = ()
     exact: Exactness = "live"
     cache: bool = True
     tool_call_markers: tuple[str, str] | None = None  # detected

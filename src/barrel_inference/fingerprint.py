@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -35,6 +36,8 @@ class _FileId(NamedTuple):
     @classmethod
     def of(cls, path: Path) -> _FileId:
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a FIFO would never end
+            raise ModelFileError(f"{path.name}: not a regular file")
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 

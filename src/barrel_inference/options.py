@@ -39,9 +39,10 @@ def build(
     fields = {field.name: field for field in msgspec.structs.fields(type(base))}
     changes: dict[str, Any] = {}
     for key, value in values.items():
+        option = f"{prefix}{key}"
         if key not in fields:
-            raise error(f"unknown option {prefix + key!r}{nearest(key, fields)}", option=prefix + key)
-        changes[key] = _convert(getattr(base, key), fields[key].type, prefix + key, value, strict, error)
+            raise error(f"unknown option {option!r}{nearest(str(key), fields)}", option=option)
+        changes[key] = _convert(getattr(base, key), fields[key].type, option, value, strict, error)
     return msgspec.structs.replace(base, **changes)
 
 
@@ -61,8 +62,10 @@ def _convert(current: Any, wanted: Any, option: str, value: Any, strict: bool, e
             return build(current, value, prefix=f"{option}.", strict=strict, error=error)
         raise error(f"{option}={value!r}: expected a table of options", option=option, value=repr(value))
     try:
-        return msgspec.convert(value, wanted, strict=strict)
-    except msgspec.ValidationError as problem:
+        converted = msgspec.convert(value, wanted, strict=strict)
+        msgspec.msgpack.encode(converted)  # finds lone surrogates, huge integers and objects, which reach no worker
+        return converted
+    except (msgspec.ValidationError, TypeError, UnicodeError, OverflowError, RecursionError) as problem:
         allowed = describe(inspect.type_info(wanted))
         raise error(
             f"{option}={_shown(value)} is not allowed: expected {allowed} ({problem})",
