@@ -8,8 +8,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,9 +19,11 @@ import barrel_inference as bi
 from barrel_inference.errors import (
     AlreadyLoadedError,
     ConfigError,
+    InvalidNameError,
     InvalidRequestError,
     ModelFileError,
     NotLoadedError,
+    NoWeightsError,
     TierUnknownError,
     UnsupportedError,
 )
@@ -97,11 +100,15 @@ def test_wrong_options_fail_before_any_process_starts(runtime: bi.Runtime, tmp_p
         ({"backend": "stub", "fingerprint": "abc"}, ConfigError),
         ({"backend": "stub", "fingerprint_mode": "fast_unsafe"}, ConfigError),
         ({"backend": "stub", "tier": "disk", "tier_srv": "none"}, TierUnknownError),
+        ({"model_path": "/tmp/" + "x/" * 3000}, ModelFileError),
+        ({"model_path": "~no-such-user/x.gguf"}, ConfigError),
+        ({"backend": "stub", "lora": [(5, 1.0)]}, ConfigError),
+        ({"backend": "stub", "lora": [("/dev/zero", 1.0)]}, ModelFileError),
         ({"model_path": tmp_path / "absent.gguf"}, ModelFileError),
         ({"model_path": tmp_path}, ModelFileError),
         ({"model_path": tmp_path / "empty.gguf"}, ModelFileError),
         ({"model_path": tmp_path / "text.gguf"}, ModelFileError),
-        ({"model_path": "a\0b"}, ModelFileError),
+        ({"model_path": "a\0b"}, InvalidNameError),
         ({"model_path": "a\ud800b"}, ConfigError),
     ]
     for options, error in cases:
@@ -118,6 +125,23 @@ def test_bad_prompts_are_one_typed_error_each(model: bi.Model, prompt: str | lis
         model.complete(prompt, max_tokens=1)
 
 
+@pytest.mark.parametrize("wrong", [None, 5, b"x", object()])
+def test_what_is_neither_text_nor_a_sequence_is_one_typed_error(model: bi.Model, wrong: Any) -> None:
+    asked: list[Callable[[Any], object]] = [
+        model.complete,
+        model.tokenize,
+        model.detokenize,
+        model.embed,
+        model.chat,
+        model.lookup,
+        model.end_session,
+        lambda value: model.lookup("x", salt=value),
+    ]
+    for ask in [*asked, lambda _: model.tokenize([1]), lambda _: model.detokenize("text")]:  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError):
+            ask(wrong)
+
+
 def test_nul_bytes_are_text(model: bi.Model) -> None:
     assert model.complete("a\0b", max_tokens=2).usage.prompt_tokens > 0
 
@@ -129,9 +153,17 @@ def test_tokens_and_text(model: bi.Model) -> None:
         model.detokenize([10**6])
 
 
-def test_what_a_model_cannot_do_is_unsupported(model: bi.Model) -> None:
+def test_what_a_model_cannot_do_is_a_typed_error(runtime: bi.Runtime) -> None:
+    words = runtime.load_model(backend="stub", model_opts={"vocab_only": True})
+    assert words.detokenize(words.tokenize("hello", add_special=False)) == "hello"
+    with pytest.raises(NoWeightsError):
+        words.complete("x")
+    words.unload()
+    vectors = runtime.load_model(backend="stub", context_opts={"embeddings": True})
+    assert len(vectors.embed(["a", "b"]).vectors) == 2
     with pytest.raises(UnsupportedError):
-        model.embed("x")
+        vectors.complete("x")
+    vectors.unload()
 
 
 def test_n_completions_of_one_prompt(model: bi.Model) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from barrel_inference import AsyncModel, AsyncRuntime, RuntimeConfig, TierSpec
-from barrel_inference.errors import ContextExceededError, InvalidRequestError, NoWeightsError, UnsupportedError
+from barrel_inference.errors import ContextExceededError, InvalidRequestError, NoWeightsError
 from tests.support.models import smollm2
 
 pytestmark = pytest.mark.model
@@ -111,11 +112,17 @@ async def test_bad_requests_are_typed_and_harm_nobody(model: AsyncModel) -> None
     for prompt in ("", [], [49152], [2**31 - 1]):
         with pytest.raises(InvalidRequestError):
             await model.complete(prompt)
-    with pytest.raises(UnsupportedError):
-        await model.embed("text")
     nul = await model.complete("NUL \0 inside", max_tokens=2)
     assert nul.usage.prompt_tokens > 0
     assert (await running).finish_reason in ("length", "stop")
+
+
+async def test_inputs_embed_alone_as_in_company(model: AsyncModel) -> None:
+    both = await model.embed(["The sea is blue.", "Stock prices fell."])
+    alone = await model.embed("The sea is blue.")
+    assert [math.isclose(sum(x * x for x in vector), 1.0, rel_tol=1e-3) for vector in both.vectors] == [True, True]
+    assert sum(a * b for a, b in zip(both.vectors[0], alone.vectors[0], strict=True)) > 0.999
+    assert both.prompt_tokens > alone.prompt_tokens
 
 
 async def test_a_tokenizer_only_model_tokenizes(runtime: AsyncRuntime, path: Path) -> None:
