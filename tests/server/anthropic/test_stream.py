@@ -176,11 +176,6 @@ def test_stop_reasons(end: Finished, reason: str, sequence: str | None) -> None:
     assert (writer.message.stop_reason, writer.message.stop_sequence) == (reason, sequence)
 
 
-def test_an_answer_that_the_server_cuts_short_is_an_error() -> None:
-    with pytest.raises(ShuttingDownError):
-        streamed(Writer("m"), [Content(text="x"), finished("cancelled", ended="cancelled")])
-
-
 def test_the_start_tells_what_the_prompt_took() -> None:
     first = Content(text="x", usage=Usage(prompt_tokens=10, cached_tokens=7))
     start = streamed(Writer("m"), [first])[0]["message"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 from starlette.responses import Response
 
 from barrel_inference.errors import BarrelError
 from barrel_inference.server import failures
-from barrel_inference.server.anthropic.wire import Failed, Problem
+from barrel_inference.server.anthropic.wire import Details, Failed, Problem
 from barrel_inference.server.http import record
 from barrel_inference.server.http.streaming import JSON, sse
 
@@ -29,7 +30,9 @@ def failed(error: BarrelError) -> Failed:
         numbers = error.details
         message = f"prompt is too long: {numbers.get('n_prompt_tokens')} tokens > {numbers.get('n_ctx')} maximum"
     kind = _TYPES.get(failures.status(error), "api_error")
-    return Failed(error=Problem(type=kind, message=message), request_id=record.current().id)
+    code = error.details.get("error_code")
+    details = Details(error_code=code) if isinstance(code, str) else UNSET
+    return Failed(error=Problem(type=kind, message=message, details=details), request_id=record.current().id)
 
 
 def failure(error: BarrelError) -> Response:

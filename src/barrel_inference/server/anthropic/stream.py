@@ -11,7 +11,6 @@ from msgspec import UNSET
 
 from barrel_inference.server import ids
 from barrel_inference.server.anthropic import signature, wire
-from barrel_inference.server.failures import ShuttingDownError
 from barrel_inference.server.neutral import (
     CallArguments,
     CallEnded,
@@ -52,7 +51,7 @@ class Writer:
         self._written: list[str] = []  # of the block
 
     def take(self, event: Event) -> Events:
-        """What to send. Raises ShuttingDownError when the answer was cut short by the server."""
+        """What to send."""
         if not self._begun:
             self._begun = True
             yield from self._begin(event)
@@ -139,8 +138,6 @@ class Writer:
     def _reason(self, event: Finished) -> wire.StopReason:
         """A stop string of the model's own is an end like any other."""
         match event.reason:
-            case "cancelled":
-                raise ShuttingDownError("the answer was cut short: the model is being unloaded")
             case "tool_calls":
                 return "tool_use"
             case "length" if event.completion.finish_reason == "context_full":

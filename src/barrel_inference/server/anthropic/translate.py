@@ -13,6 +13,8 @@ from barrel_inference.server import neutral
 from barrel_inference.server.anthropic import content, wire
 from barrel_inference.types import Constraint
 
+NO_THREADS = "thread_unsupported_request"  # clients that read this send the whole conversation instead
+
 
 def messages(body: wire.MessagesRequest, *, keep_alive: bool = False) -> neutral.ChatRequest:
     return msgspec.structs.replace(
@@ -60,6 +62,8 @@ def _refuse_unsupported(body: wire.CountRequest) -> None:
     for name in ("mcp_servers", "container"):
         if getattr(body, name):
             raise UnsupportedError(f"{name}: not supported by this server", option=name)
+    if body.thread:
+        raise UnsupportedError("thread: this server keeps no conversations", option="thread", error_code=NO_THREADS)
 
 
 def _check_beginning(asked: neutral.ChatRequest) -> None:

@@ -135,6 +135,7 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # refused when they ask for something
     mcp_servers: list[Any] | None = None
     container: Any = None
+    thread: Any = None
     # without influence on the answer
     metadata: Any = None
     service_tier: str | None = None
@@ -268,9 +269,14 @@ class Ping(Said, kw_only=True, tag_field="type", tag="ping"):
     pass
 
 
+class Details(Said, kw_only=True):
+    error_code: str
+
+
 class Problem(Said, kw_only=True):
     type: str
     message: str
+    details: Details | UnsetType = UNSET
 
 
 class Failed(Said, kw_only=True, tag_field="type", tag="error"):
