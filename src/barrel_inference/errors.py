@@ -28,6 +28,7 @@ BarrelError                     internal
 │   ├── DecodeError             decode_failed
 │   └── WorkerDiedError         worker_died
 ├── CacheError                  cache_error           export, import, pin
+├── UnreachableError            unreachable           no server answers
 └── RegistryError               registry_error
     ├── InvalidNameError        invalid_name
     ├── ModelNotFoundError      model_not_found
@@ -187,6 +188,10 @@ class WorkerDiedError(RequestError):
 
 class CacheError(BarrelError):
     code = "cache_error"
+
+
+class UnreachableError(BarrelError):
+    code = "unreachable"
 
 
 class RegistryError(BarrelError):

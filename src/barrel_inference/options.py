@@ -21,7 +21,7 @@ from barrel_inference.errors import BarrelError, ConfigError
 T = TypeVar("T", bound=msgspec.Struct)
 
 ENV_PREFIX = "BARREL_INFERENCE_"
-ENV_ELSEWHERE = frozenset({"BARREL_INFERENCE_CONFIG", "BARREL_INFERENCE_HOST"})  # not fields of a configuration
+ENV_ELSEWHERE = frozenset(ENV_PREFIX + name for name in ("CONFIG", "HOST", "API_KEY"))  # no fields of a configuration
 
 
 def build(

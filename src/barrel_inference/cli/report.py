@@ -17,6 +17,7 @@ from barrel_inference.errors import (
     PullError,
     RequestError,
     TierError,
+    UnreachableError,
 )
 
 EXIT_FAILED = 1
@@ -33,6 +34,7 @@ _EXIT_CODES: tuple[tuple[type[BarrelError], int], ...] = (
     (ModelFileError, EXIT_NOT_FOUND),
     (NotLoadedError, EXIT_NOT_FOUND),
     (PullError, EXIT_UNREACHABLE),
+    (UnreachableError, EXIT_UNREACHABLE),
     (RequestError, EXIT_REFUSED),
 )
 

@@ -45,6 +45,15 @@ def run(
 
     Example: barrel-inference run model.gguf "Summarise this." < report.txt
     """
+    if prompt is None and sys.stdin.isatty() and not (raw or json):
+        from barrel_inference.cli.repl import converse
+
+        converse(
+            model,
+            system=system,
+            options=_given(num_predict=max_tokens, temperature=temperature, seed=seed, num_ctx=ctx),
+        )
+        return
     params = _given(max_tokens=max_tokens, temperature=temperature, seed=seed)
     context, layers = _given(n_ctx=ctx), _given(n_gpu_layers=gpu_layers)
     asked = Asked(_question(prompt), system, raw, params)

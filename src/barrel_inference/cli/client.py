@@ -1,0 +1,87 @@
+"""Asking a running server over HTTP: where it is, one answer, or lines as they come. Owns one connection a call."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+from barrel_inference.errors import BarrelError, InvalidRequestError, ModelNotFoundError, UnreachableError
+from barrel_inference.server.environment import ENV_HOST, url
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+KEY_VARIABLE = "BARREL_INFERENCE_API_KEY"
+CONNECT_TIMEOUT_S = 5.0
+
+
+class Client:
+    """Raises UnreachableError when nobody listens, and what the server answered."""
+
+    def __init__(self, base: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
+        given = base or environ.get(ENV_HOST)
+        self.url = url(given) if given else DEFAULT_URL
+        self._key = environ.get(KEY_VARIABLE)
+
+    def is_there(self) -> bool:
+        try:
+            self.ask("GET", "/health")
+        except BarrelError:
+            return False
+        return True
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """The JSON of the answer; None for an empty one."""
+        with closing(self._connect()) as connection:
+            text = self._send(connection, method, path, body).read()
+            return json.loads(text) if text else None
+
+    def lines(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
+        """The objects of a streamed answer. Closing the iterator closes the connection, which ends the work."""
+        with closing(self._connect()) as connection:
+            for line in self._send(connection, "POST", path, body):
+                piece = json.loads(line)
+                if "error" in piece:
+                    raise BarrelError(piece["error"])
+                yield piece
+
+    def _connect(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=CONNECT_TIMEOUT_S)
+        try:
+            connection.connect()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UnreachableError(
+                f"no server at {self.url} ({reason.lower()}): start one with barrel-inference serve, or set {ENV_HOST}"
+            ) from None
+        connection.sock.settimeout(None)  # a load or a long prompt may take its time
+        return connection
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Any
+    ) -> http.client.HTTPResponse:
+        headers = {"content-type": "application/json"}
+        if self._key:
+            headers["authorization"] = f"Bearer {self._key}"
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnreachableError(f"the server at {self.url} broke off: {error}") from None
+        if response.status >= 400:
+            raise _failure(response.status, response.read())
+        return response
+
+
+def _failure(status: int, body: bytes) -> BarrelError:
+    try:
+        message = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        message = f"the server answered {status}"
+    kinds: dict[int, type[BarrelError]] = {404: ModelNotFoundError, 400: InvalidRequestError}
+    return kinds.get(status, BarrelError)(message)

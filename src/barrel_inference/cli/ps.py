@@ -1,0 +1,42 @@
+"""``barrel-inference ps``: what is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from barrel_inference.cli.client import Client
+from barrel_inference.cli.list import table
+from barrel_inference.cli.report import Json, human_bytes, print_json
+
+HEAD = ("NAME", "SIZE", "DIGEST", "CONTEXT", "REQUESTS", "UNTIL")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(ps)
+
+
+def ps(json: Json = False) -> None:
+    """The models that a running server has loaded, and until when each stays.
+
+    Example: barrel-inference ps
+    """
+    found = Client().ask("GET", "/api/ps")
+    if json:
+        print_json(found)
+    else:
+        typer.echo(table([HEAD, *map(_row, found["models"])]))
+
+
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    requests = f"{model.get('active', 0)} + {model.get('queued', 0)} waiting"
+    until = str(model.get("until", model["expires_at"]))
+    return (
+        model["name"],
+        human_bytes(model["size"]),
+        model["digest"][:12],
+        str(model["context_length"]),
+        requests,
+        until,
+    )

@@ -1,0 +1,143 @@
+"""``barrel-inference run MODEL`` on a terminal: a conversation, line by line. Owns the terminal while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from barrel_inference.cli.private import server
+from barrel_inference.cli.report import one_line
+from barrel_inference.cli.session import Session, summary
+from barrel_inference.errors import BarrelError
+
+PROMPT, CONTINUED = ">>> ", "... "
+FENCE = '"""'
+HISTORY_LINES = 1000
+
+Read = Callable[[str], str]
+Write = Callable[[str], Any]
+
+
+def converse(model: str, *, system: str | None = None, options: dict[str, Any] | None = None) -> None:
+    """Until /bye or Ctrl-D. With no server running a private one is started, and stopped at the end."""
+    with server(model) as (client, name):
+        _pull_if_unknown(client, name)
+        client.ask("POST", "/api/generate", {"model": name, "prompt": "", "options": options or {}})
+        session = Session(client, name, system, options)
+        with _line_editing(session):
+            loop(session, input, _write)
+
+
+def _pull_if_unknown(client: Any, name: str) -> None:
+    try:
+        client.ask("POST", "/api/show", {"model": name})
+    except BarrelError as error:
+        if error.code != "model_not_found":
+            raise
+        for event in client.lines("/api/pull", {"model": name}):
+            sys.stderr.write(f"\r{event['status']} {_percent(event)}\033[K")
+        sys.stderr.write("\n")
+
+
+def _percent(event: dict[str, Any]) -> str:
+    return f"{100 * event.get('completed', 0) // event['total']} %" if event.get("total") else ""
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def loop(session: Session, read: Read, write: Write) -> None:
+    """One message or command after the other; no failure of one ends the conversation."""
+    write("/? for help\n")
+    while True:
+        try:
+            text = message(read)
+        except EOFError:
+            write("\n")
+            return
+        except KeyboardInterrupt:
+            write("\nCtrl-D or /bye to leave\n")
+            continue
+        if text.strip() in ("/bye", "/exit"):
+            return
+        try:
+            _turn(session, text, write)
+        except BarrelError as error:
+            write(f"error: {one_line(error)}\n")
+
+
+def message(read: Read) -> str:
+    """One line, or what stands between two fences. Raises EOFError, KeyboardInterrupt."""
+    line = read(PROMPT)
+    if not line.startswith(FENCE):
+        return line
+    lines = [line.removeprefix(FENCE)]
+    while not lines[-1].rstrip().endswith(FENCE):
+        lines.append(read(CONTINUED))
+    lines[-1] = lines[-1].rstrip().removesuffix(FENCE)
+    return "\n".join(lines).strip("\n")
+
+
+def _turn(session: Session, text: str, write: Write) -> None:
+    if not text.strip():
+        return
+    if text.startswith("/"):
+        write(session.command(text) + "\n")
+        return
+    pieces = session.answer(text)
+    try:
+        final = _tell(pieces, write)
+    except KeyboardInterrupt:
+        pieces.close()  # type: ignore[attr-defined]  # a generator: closes the connection, which ends the work
+        write("\n")
+        return
+    if session.verbose:
+        write(summary(final) + "\n")
+
+
+def _tell(pieces: Iterator[dict[str, Any]], write: Write) -> dict[str, Any]:
+    """Write the answer as it comes; its last piece."""
+    thinking = False
+    piece: dict[str, Any] = {}
+    for piece in pieces:
+        said = piece["message"]
+        if said.get("thinking"):
+            write(said["thinking"] if thinking else "Thinking...\n" + said["thinking"])
+            thinking = True
+        if said.get("content"):
+            write("\n...done thinking.\n\n" * thinking + said["content"])
+            thinking = False
+        for call in said.get("tool_calls") or ():
+            write(f"\n[calls {call['function']['name']}({call['function']['arguments']})]")
+    if piece.get("truncated_messages"):
+        write(f"\n[the {piece['truncated_messages']} oldest messages no longer fit]")
+    write("\n")
+    return piece
+
+
+@contextlib.contextmanager
+def _line_editing(session: Session) -> Iterator[None]:
+    """Arrow keys and a history that lasts, where Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    import platformdirs
+
+    file = Path(platformdirs.user_state_dir("barrel_inference")) / "history"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
+    readline.set_history_length(HISTORY_LINES)
+    try:
+        yield
+    finally:
+        if session.history:
+            with contextlib.suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                readline.write_history_file(file)

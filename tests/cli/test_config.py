@@ -1,0 +1,40 @@
+"""``config show`` writes what ``config check`` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from barrel_inference.cli.config import difference, toml_lines
+from barrel_inference.cli.main import main
+from barrel_inference.config import RuntimeConfig
+from barrel_inference.options import layered
+
+
+def test_what_is_shown_is_a_configuration_file(tmp_path: Path) -> None:
+    written = {
+        "server": {"port": 99, "origins": ("a", "b"), "models": {"my-model": {"model_path": "/x"}}},
+        "exact": "cold",
+    }
+    file = tmp_path / "barrel.toml"
+    file.write_text("\n".join(toml_lines(written)))
+    config = layered(RuntimeConfig(), file=file, environ={}, flags={})
+    assert (config.server.port, config.server.origins, config.exact) == (99, ("a", "b"), "cold")
+    assert difference(msgspec.to_builtins(config), msgspec.to_builtins(RuntimeConfig())) == written
+
+
+def test_all_defaults_are_a_configuration_file(tmp_path: Path) -> None:
+    file = tmp_path / "barrel.toml"
+    file.write_text("\n".join(toml_lines(msgspec.to_builtins(RuntimeConfig()))))
+    assert layered(RuntimeConfig(), file=file, environ={}, flags={}) == RuntimeConfig()
+
+
+def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "barrel.toml"
+    file.write_text("[server]\nprot = 1\n")
+    assert main(["config", "check", str(file)]) == 2
+    assert "did you mean 'port'?" in capsys.readouterr().err
+    file.write_text("[server]\nport = 8081\n")
+    assert main(["config", "check", str(file)]) == 0

@@ -1,0 +1,195 @@
+"""The conversation: its commands on a server of lists, and all of it in a real terminal with a private server."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+from barrel_inference.cli.repl import loop, message
+from barrel_inference.cli.session import Session, parameter
+from barrel_inference.errors import BarrelError, ConfigError
+from tests.server.harness import SLOW, STUB
+
+ANSWER = [
+    {"message": {"content": "Hel"}},
+    {"message": {"content": "lo"}},
+    {"message": {"content": ""}, "done": True, "eval_count": 2, "eval_duration": 10**9, "prompt_eval_count": 5},
+]
+
+
+class FakeServer:
+    def __init__(self, pieces: list[dict[str, Any]] | None = None) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.pieces = ANSWER if pieces is None else pieces
+        self.closed = 0
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        self.asked.append((path, body))
+        if path == "/api/show":
+            return {"details": {"family": "llama", "families": []}, "capabilities": ["completion"], "template": "T"}
+        return {"models": [{"name": "a:latest", "size": 2048}]}
+
+    def lines(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
+        self.asked.append((path, json.loads(json.dumps(body))))
+        try:
+            for piece in self.pieces:
+                if "interrupt" in piece:
+                    raise KeyboardInterrupt
+                if "error" in piece:
+                    raise BarrelError(piece["error"])
+                yield piece
+        finally:
+            self.closed += 1
+
+
+def talk(server: FakeServer, *lines: str) -> tuple[str, Session]:
+    """What is written when these lines are typed."""
+    typed = iter(lines)
+    written: list[str] = []
+    session = Session(server, "m")
+
+    def read(prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    loop(session, read, written.append)
+    return "".join(written), session
+
+
+def test_a_conversation_grows() -> None:
+    server = FakeServer()
+    text, session = talk(server, "Hi", "And?", "/bye")
+    assert text.count("Hello") == 2
+    assert [each["role"] for each in session.messages] == ["user", "assistant"] * 2
+    assert server.asked[1][1]["messages"] == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "And?"},
+    ]
+
+
+def test_settings_go_with_the_next_request() -> None:
+    server = FakeServer()
+    talk(
+        server,
+        "/set parameter temperature 0.5",
+        "/set parameter stop a b",
+        "/set system Be brief.",
+        "/set think low",
+        "x",
+    )
+    request = server.asked[0][1]
+    assert request["options"] == {"temperature": 0.5, "stop": ["a", "b"]}
+    assert request["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert request["think"] == "low"
+
+
+def test_format_and_back() -> None:
+    server = FakeServer()
+    talk(server, "/set format json", "x", "/set noformat", "y", '/set format {"type": "object"}', "z")
+    assert [body["format"] for _, body in server.asked] == ["json", None, {"type": "object"}]
+
+
+def test_several_lines() -> None:
+    server = FakeServer()
+    talk(server, '"""one', "two", 'three"""')
+    assert server.asked[0][1]["messages"][0]["content"] == "one\ntwo\nthree"
+    assert message(lambda prompt: '"""one line"""') == "one line"
+
+
+def test_an_interrupted_answer_is_remembered_as_far_as_it_came() -> None:
+    server = FakeServer([ANSWER[0], {"interrupt": True}])
+    text, session = talk(server, "Hi")
+    assert server.closed == 1
+    assert session.messages[-1] == {"role": "assistant", "content": "Hel"}
+    assert "Hel" in text
+
+
+def test_a_failed_answer_does_not_end_the_conversation() -> None:
+    server = FakeServer([{"error": "no memory"}])
+    text, session = talk(server, "Hi", "/clear")
+    assert "error: no memory" in text
+    assert session.messages == []
+
+
+def test_verbose_tells_the_rate() -> None:
+    text, _ = talk(FakeServer(), "/set verbose", "Hi")
+    assert "5 prompt tokens (0 known), 2 tokens at 2.0/s" in text
+
+
+def test_show_list_load_save() -> None:
+    server = FakeServer()
+    text, session = talk(server, "/show info", "/show template", "/list", "Hi", "/save mine", "/load other")
+    assert "family               llama" in text
+    assert "\nT\n" in text
+    assert "a:latest   2.0 KiB" in text
+    saved = next(body for path, body in server.asked if path == "/api/create")
+    assert (saved["model"], saved["from"], len(saved["messages"])) == ("mine", "m", 2)
+    assert (session.model, session.messages) == ("other", [])
+
+
+@pytest.mark.parametrize(
+    "line", ["/nothing", "/set", "/set nonsense", "/load", "/save", "/show nothing", "/set format {"]
+)
+def test_wrong_commands_say_what_is_right(line: str) -> None:
+    with pytest.raises(ConfigError):
+        Session(FakeServer(), "m").command(line)
+    assert "error: " in talk(FakeServer(), line)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", 1), ("0.5", 0.5), ("true", True), ("abc", "abc"), ('"x"', '"x"'), ("[1]", "[1]")]
+)
+def test_parameters(text: str, value: Any) -> None:
+    assert parameter("x", text) == value
+    assert parameter("stop", "a b") == ["a", "b"]
+
+
+def test_in_a_terminal(tmp_path: Path) -> None:
+    """A private server is started and is gone afterwards; Ctrl-C stops an answer; the history lasts."""
+    models = {"stub": STUB, "slow": SLOW}
+    environ = {
+        **os.environ,
+        "BARREL_INFERENCE_SERVER_MODELS": json.dumps(models),
+        "BARREL_INFERENCE_MODEL_CACHE_DIR": str(tmp_path / "models"),
+        "BARREL_INFERENCE_CACHE_DIR": str(tmp_path / "cache"),
+        "XDG_CACHE_HOME": str(tmp_path / "xdg"),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "TERM": "dumb",
+    }
+    environ.pop("BARREL_INFERENCE_HOST", None)
+    command = ["-m", "barrel_inference.cli.main", "run", "stub", "--max-tokens", "5"]
+    terminal = pexpect.spawn(sys.executable, command, env=environ, encoding="utf-8", timeout=60)
+    try:
+        terminal.expect(">>> ")
+        terminal.sendline("/set verbose")
+        terminal.expect("done")
+        terminal.expect(">>> ")
+        terminal.sendline("Hello")
+        terminal.expect("5 tokens")
+        terminal.expect(">>> ")
+        terminal.sendline("/load slow")
+        terminal.expect("now with slow")
+        terminal.sendline("/set parameter num_predict 400")
+        terminal.expect("is 400 now")
+        terminal.expect(">>> ")
+        terminal.sendline("A long one")
+        terminal.expect("A long one\r\n")
+        terminal.expect(r"\w")
+        terminal.sendintr()
+        terminal.expect(">>> ")
+        terminal.sendline("/bye")
+        terminal.expect(pexpect.EOF)
+    finally:
+        terminal.close(force=True)
+    assert terminal.exitstatus == 0
+    assert "A long one" in (tmp_path / "state" / "barrel_inference" / "history").read_text()
