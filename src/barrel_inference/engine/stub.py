@@ -10,7 +10,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -40,7 +40,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     delay_ms: float = 0.0  # of each decode
     token_delay_ms: float = 0.0  # of each token in a decode
     crash_at_token: int = 0  # the process ends when it has decoded so many tokens
-    fail_at_step: dict[str, str] = {}  # number of the decode (from 1) -> no_room | aborted | failed
+    fail_at_step: dict[str, Literal["no_room", "aborted", "failed"]] = {}  # by the number of the decode, from 1
     poison: int = -1  # a batch with this token fails
     eog_every: int = 0  # about one token in so many ends the answer; 0 = never
 
@@ -108,10 +108,15 @@ class StubBackend:
         if not 0 < n_tokens <= self.info.n_batch:
             raise DecodeError(f"a batch of {n_tokens} tokens; 1 to {self.info.n_batch} are possible")
         for piece in slices:
+            self._check_seq(piece.seq)
             if not piece.tokens or min(piece.tokens) < 0 or max(piece.tokens) >= N_VOCAB:
                 raise DecodeError(f"token ids must be in [0, {N_VOCAB}) and at least one")
             if self._held[piece.seq].end != piece.start:
                 raise DecodeError(f"sequence {piece.seq} ends at {self._held[piece.seq].end}, not {piece.start}")
+
+    def _check_seq(self, seq: int) -> None:
+        if not 0 <= seq <= self.scratch:
+            raise DecodeError(f"sequence id {seq} is outside [0, {self.scratch}]")
 
     def _extend(self, piece: Slice) -> NDArray[np.float32] | None:
         rows = self._held[piece.seq]
@@ -261,27 +266,20 @@ def _blob(rows: _Rows, seq: int, partial: bool) -> bytes:
 
 
 def _parse(blob: bytes) -> _Rows | None:
-    """The inverse of ``_blob``. None when anything about it is wrong, down to one row that the layers disagree on."""
+    """The inverse of ``_blob``. None unless these rows make exactly this blob again."""
     try:
-        magic, _seq, streams, count = struct.unpack_from("<IiII", blob)
-        cells = np.frombuffer(blob, _CELL, count, 16)
-        if (magic, streams) != (MAGIC, 1) or not count:
-            return None if (magic, streams) != (MAGIC, 1) or len(blob) != 16 else _Rows(0, [])
-        at = 16 + cells.nbytes + 8
-        size = count * ROW_BYTES
-        tensors = []
-        for _layer in range(2 * N_LAYER):
-            if struct.unpack_from("<iQ", blob, at) != (0, ROW_BYTES):
-                return None
-            tensors.append(np.frombuffer(blob, np.uint64, count * 2, at + 12).reshape(count, 2))
-            at += 12 + size
+        _magic, seq, _streams, count = struct.unpack_from("<IiII", blob)
+        rows = _read_rows(blob, count) if count else _Rows(0, [])
     except (struct.error, ValueError):
         return None
-    values = tensors[0][:, 0]
-    agree = all(np.array_equal(tensor[:, 0] ^ np.uint64(layer), values) for layer, tensor in enumerate(tensors))
-    start = int(cells["pos"][0])
-    in_order = np.array_equal(cells["pos"], np.arange(start, start + count))
-    return _Rows(start, [int(value) for value in values]) if agree and in_order and at == len(blob) else None
+    return rows if _blob(rows, seq, partial=False) == blob else None
+
+
+def _read_rows(blob: bytes, count: int) -> _Rows:
+    """From the first layer's K."""
+    cells = np.frombuffer(blob, _CELL, count, 16)
+    values = np.frombuffer(blob, np.uint64, 2 * count, 16 + cells.nbytes + 8 + 12)
+    return _Rows(int(cells["pos"][0]), values[::2].tolist())
 
 
 def _info(options: LoadOptions) -> BackendInfo:
