@@ -29,8 +29,8 @@ from barrel_inference.chat.template import Template
 from barrel_inference.errors import InvalidRequestError
 from barrel_inference.registry import gotemplate
 from barrel_inference.server import thinking
-from barrel_inference.server.go import GoTemplate
 from barrel_inference.server.http import record
+from barrel_inference.server.models.go import GoTemplate
 from barrel_inference.server.neutral import ChatRequest, Think, ToolChoice
 from barrel_inference.types import Chunk, Completion, Message, ModelInfo, TokenLogprob, Usage
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from barrel_inference.server import ids
 from barrel_inference.server.anthropic import signature, wire
+from barrel_inference.server.http import ids
 from barrel_inference.server.neutral import (
     CallArguments,
     CallEnded,

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from barrel_inference.server import ids
+from barrel_inference.server.http import ids
 from barrel_inference.server.neutral import (
     AnswerEnd,
     CallArguments,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
-from barrel_inference.server import ids
+from barrel_inference.server.http import ids
 from barrel_inference.server.neutral import Service
 from barrel_inference.server.openai import translate, wire
 from barrel_inference.server.openai.chunks import FINGERPRINT, usage

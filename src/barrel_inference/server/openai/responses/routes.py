@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from barrel_inference.errors import BarrelError, InvalidRequestError
-from barrel_inference.server import ids
+from barrel_inference.server.http import ids
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.streaming import JSON, SSE, Answer, Stream, noted, sse
 from barrel_inference.server.neutral import ChatRequest, Service

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from barrel_inference.errors import BarrelError
-from barrel_inference.server import failures, ids
+from barrel_inference.server import failures
+from barrel_inference.server.http import ids
 from barrel_inference.server.neutral import (
     CallArguments,
     CallEnded,
