@@ -15,7 +15,17 @@ from barrel_inference.cli.local import find
 from benchmarks import report
 from benchmarks.setting import setting
 
-ALL = ("throughput", "ttft", "save_cost", "write_amplification", "stall", "shared_head", "edits", "store_scale")
+ALL = (
+    "throughput",
+    "ttft",
+    "save_cost",
+    "write_amplification",
+    "stall",
+    "shared_head",
+    "edits",
+    "store_scale",
+    "registry",
+)
 
 
 def main() -> None:

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from barrel_inference.aio import AsyncRuntime
+from barrel_inference.config import RuntimeConfig
 from barrel_inference.errors import ModelNotFoundError, PullError
 from barrel_inference.registry import Registry
 from barrel_inference.registry.create import CreateRequest
@@ -54,12 +56,29 @@ async def test_a_shared_blob_stays_until_its_last_name_goes(hub: Hub, registry: 
 async def test_a_loaded_model_is_spared(hub: Hub, registry: Registry) -> None:
     publish(hub)
     await pull(registry, "a")
-    with registry.hold(registry.resolve("a")):
+    with registry.hold(registry.resolve("a")), registry.hold_files(registry.locate("a").path, Path("/elsewhere")):
         registry.remove("a")
         registry.gc()
         assert len(blob_names(registry)) == 1
     registry.gc()
     assert blob_names(registry) == set()
+
+
+async def test_a_model_loaded_by_name_is_spared_until_it_is_unloaded(hub: Hub, registry: Registry) -> None:
+    publish(hub)
+    await pull(registry, "a")
+    config = RuntimeConfig(model_cache_dir=str(registry.root), cache_dir=str(registry.root.parent / "cache"))
+    async with AsyncRuntime(config) as runtime:
+        model = await runtime.load_model(backend="stub", model_path="a")
+        assert model.info().model_path == registry.resolve("a").blob_path
+        registry.remove("a")
+        registry.gc()
+        assert len(blob_names(registry)) == 1
+        await runtime.unload(model.id)
+        registry.gc()
+        assert blob_names(registry) == set()
+        with pytest.raises(ModelNotFoundError, match="model 'a' not found"):
+            await runtime.load_model(backend="stub", model_path="a")
 
 
 HOLDER = """
@@ -196,6 +215,7 @@ KINDS = st.sampled_from(["pull", "create", "copy", "rm", "edit", "gc", "gc"])
 PLANS = st.lists(st.lists(KINDS, min_size=1, max_size=8), min_size=2, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PLANS, st.integers(0, 2**32))
 def test_no_interleaving_loses_weights(
@@ -242,6 +262,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_two_processes_on_one_root_lose_nothing(hub: Hub, registry: Registry) -> None:
     publish(hub)
     command = [sys.executable, "-c", ANOTHER, str(registry.root), hub.url]
@@ -253,6 +274,7 @@ async def test_two_processes_on_one_root_lose_nothing(hub: Hub, registry: Regist
     whole_and_clean(registry)
 
 
+@pytest.mark.slow
 async def test_killed_processes_leave_a_root_that_is_whole(hub: Hub, registry: Registry) -> None:
     publish(hub)
     chance = random.Random(5)

@@ -271,6 +271,7 @@ def start_pull(registry: Registry, hub: Hub, spec: str) -> subprocess.Popen[str]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 async def test_killed_pulls_go_on_where_they_were(hub: Hub, registry: Registry) -> None:
     content = model(24 << 20)
     hub.repository("Org/Repo", {"m.gguf": content})

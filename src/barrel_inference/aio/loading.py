@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from barrel_inference.config import LoadArguments, LoadOptions, RuntimeConfig
-from barrel_inference.errors import ConfigError
+from barrel_inference.errors import ConfigError, ModelFileError
 from barrel_inference.fingerprint import Fingerprints
 from barrel_inference.kvcache import policy
 from barrel_inference.options import build, nearest
-from barrel_inference.registry import gguf
+from barrel_inference.registry import Registry, gguf
 
 BACKENDS = ("llama", "stub")
 BACKEND_GROUP = "barrel_inference.backends"
@@ -41,13 +41,18 @@ def parse(options: Mapping[str, Any], config: RuntimeConfig) -> LoadArguments:
 
 def _loose(name: str, value: Any) -> Any:
     """The other forms that values come in: paths, and digests as bytes."""
-    if name == "model_path" and isinstance(value, os.PathLike):
-        return os.fspath(value)
+    if name == "model_path":
+        return text(value)
     if name == "lora" and isinstance(value, list | tuple):
-        return [[os.fspath(each[0]), *each[1:]] if isinstance(each, list | tuple) and each else each for each in value]
+        return [[text(each[0]), *each[1:]] if isinstance(each, list | tuple) and each else each for each in value]
     if name in ("fingerprint", "ctx_params_hash") and value is not None:
         return _digest(name, value)
     return value
+
+
+def text(path: Any) -> Any:
+    """A path as text; what is none is left to the check of the options."""
+    return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
 def _digest(name: str, value: Any) -> str:
@@ -99,9 +104,19 @@ def absolute(path: str) -> Path:
     """Against the working directory of this moment. Raises ConfigError for what cannot be a path."""
     try:
         path.encode()
-    except UnicodeEncodeError:
-        raise _refused("model_path", path, "a path") from None
-    return Path(path).expanduser().absolute()
+        return Path(path).expanduser().absolute()
+    except (UnicodeEncodeError, RuntimeError):  # RuntimeError: ~ of a user who does not exist
+        raise _refused("path", path, "a path") from None
+
+
+def locate(model: str, registry: Registry) -> Path:
+    """The file to load: a path, or what a name or spec of an installed model stands for. Raises ConfigError,
+    ModelNotFoundError or ModelFileError."""
+    absolute(model)
+    try:
+        return registry.locate(model).path
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise ModelFileError(f"{model:.80}: {(error.strerror or str(error)).lower()}") from error
 
 
 def resolve(model_id: str, arguments: LoadArguments, cwd_path: Path | None, fingerprints: Fingerprints) -> LoadOptions:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +27,7 @@ from barrel_inference.errors import AlreadyLoadedError, ConfigError, NotLoadedEr
 from barrel_inference.fingerprint import Fingerprints
 from barrel_inference.kvcache.admin import pressure
 from barrel_inference.options import build, nearest
+from barrel_inference.registry import Registry
 from barrel_inference.types import Completion, ModelInfo, TierInfo, TierKind
 from barrel_inference.worker.memory import MemoryReader, PsutilMemory
 from barrel_inference.worker.messages import NeedRoom, Progress, Room, Touched
@@ -62,6 +63,8 @@ class AsyncRuntime:
         self._fingerprints = Fingerprints(_cache_dir(self.config) / "fingerprints.json")
         self._models: dict[str, AsyncModel | None] = {}  # None: being loaded
         self._supervisors: dict[str, Supervisor] = {}
+        self._registry = Registry.configured(self.config)
+        self._held: dict[str, ExitStack] = {}  # leases on installed files, of each loaded model
         self._past: dict[str, dict[str, float]] = {}  # counters of the models that were unloaded
         self.cache = AsyncCache(self._tiers, self.model, self._counters)
         self._made = 0
@@ -101,10 +104,14 @@ class AsyncRuntime:
         if self._closed:
             raise NotLoadedError("the runtime is closed")
         arguments = loading.parse(options, self.config)
-        path = None if arguments.model_path is None else loading.absolute(arguments.model_path)
+        path = None if arguments.model_path is None else loading.locate(arguments.model_path, self._registry)
         model_id = self._reserve(model_id)
         try:
-            self._models[model_id] = await self._start_worker(model_id, arguments, path, on_progress)
+            with ExitStack() as held:
+                files = [] if path is None else [path, *(Path(lora) for lora, _ in arguments.lora)]
+                held.enter_context(self._registry.hold_files(*files))
+                self._models[model_id] = await self._start_worker(model_id, arguments, path, on_progress)
+                self._held[model_id] = held.pop_all()
         finally:
             if self._models.get(model_id) is None:
                 self._models.pop(model_id, None)
@@ -169,7 +176,8 @@ class AsyncRuntime:
         self.model(model_id)
         supervisor = self._supervisors.pop(model_id)
         del self._models[model_id]
-        await supervisor.stop(drain_s=drain_s, save_s=supervisor.options.policy.evict_save_timeout_ms / 1000)
+        with self._held.pop(model_id):
+            await supervisor.stop(drain_s=drain_s, save_s=supervisor.options.policy.evict_save_timeout_ms / 1000)
         self._past[model_id] = add(self._past.get(model_id, {}), supervisor.counters())
 
     async def complete(self, model_id: str, prompt: Prompt, **options: Any) -> Completion:
@@ -182,7 +190,7 @@ class AsyncRuntime:
 
     def start_tier(self, name: str, kind: TierKind, path: str | os.PathLike[str], quota_bytes: int) -> TierInfo:
         """Open a directory as a tier that later loads may save to. Raises ConfigError or TierUnusableError."""
-        values = {"name": name, "kind": kind, "path": os.fspath(path), "quota_bytes": quota_bytes}
+        values = {"name": name, "kind": kind, "path": loading.text(path), "quota_bytes": quota_bytes}
         spec = build(TierSpec(name="", kind="disk", path="", quota_bytes=1), values)
         absolute = str(loading.absolute(spec.path))
         return tier_info(self._tiers.start(msgspec.structs.replace(spec, path=absolute)))

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from barrel_inference.aio import AsyncModel, AsyncRuntime
+from barrel_inference.cli import installed
 from barrel_inference.cli.progress import follow
 from barrel_inference.config import RuntimeConfig, TierSpec
 from barrel_inference.errors import ModelFileError, ModelNotFoundError
 from barrel_inference.options import config_file, layered
 from barrel_inference.registry.files import default_root
-from barrel_inference.registry.registry import Registry
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.parameters import merge
 from barrel_inference.server.models.registered import from_manifest
@@ -58,7 +58,7 @@ async def find(model: str) -> Entry:
     error. Raises ModelFileError and RegistryErrors."""
     if (entry := _file(model)) is not None:
         return entry
-    registry = Registry()
+    registry = installed.registry()
     try:
         return from_manifest(registry.resolve(model))
     except ModelNotFoundError:

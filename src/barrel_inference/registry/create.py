@@ -13,7 +13,6 @@ from barrel_inference.errors import InvalidNameError, ModelfileError, ModelNotFo
 from barrel_inference.registry import gguf, gotemplate
 from barrel_inference.registry.download.network import Network
 from barrel_inference.registry.files import absolute
-from barrel_inference.registry.ground import Ground
 from barrel_inference.registry.install import Brought, Installation, OnStatus
 from barrel_inference.registry.manifest import Manifest, timestamp
 from barrel_inference.registry.modelfile import ROLES, Modelfile, check_parameters, loader_options, parse
@@ -21,6 +20,7 @@ from barrel_inference.registry.names import ModelName, is_path, parse_digest, pa
 from barrel_inference.registry.pull import describe_model, lay_out, policy
 from barrel_inference.registry.sources import Artifact
 from barrel_inference.registry.sources.file import model_files
+from barrel_inference.registry.store import Ground
 
 PullBase = Callable[[str], Awaitable[None]]
 

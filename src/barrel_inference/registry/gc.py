@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from barrel_inference.registry.blobs import remove_entry
 from barrel_inference.registry.files import writing
-from barrel_inference.registry.ground import Ground
 from barrel_inference.registry.locks import leased, try_lock
 from barrel_inference.registry.manifest import Manifest
+from barrel_inference.registry.store import Ground
 
 UPLOAD_KEEP_S = 3600.0  # between POST /api/blobs and the create that uses it
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}")

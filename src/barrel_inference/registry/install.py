@@ -23,11 +23,11 @@ from barrel_inference.registry.download.network import Network
 from barrel_inference.registry.download.part import UNKNOWN_SIZE, Part, Version, read_state
 from barrel_inference.registry.download.server import Remote, Server
 from barrel_inference.registry.files import write_atomic, writing
-from barrel_inference.registry.ground import Ground
 from barrel_inference.registry.locks import Lease
 from barrel_inference.registry.manifest import File, Manifest
 from barrel_inference.registry.names import Spec
 from barrel_inference.registry.sources import Artifact
+from barrel_inference.registry.store import Ground
 
 WAIT_S = 0.25
 

@@ -15,7 +15,7 @@ import errno
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from barrel_inference.errors import ReadOnlyError, RegistryError
@@ -79,7 +79,7 @@ class Lease:
             raise RegistryError(f"{self._path.name} is taken")
         self._fd = fd
 
-    def add(self, hexes: Iterator[str] | list[str] | tuple[str, ...]) -> None:
+    def add(self, hexes: Iterable[str]) -> None:
         os.write(self._fd, "".join(f"{item}\n" for item in hexes).encode())
 
     def close(self) -> None:

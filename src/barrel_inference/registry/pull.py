@@ -10,13 +10,13 @@ import msgspec
 from barrel_inference.errors import ModelFileError
 from barrel_inference.registry import gguf
 from barrel_inference.registry.download.network import Network, NetworkPolicy, host_and_port
-from barrel_inference.registry.ground import Ground
 from barrel_inference.registry.install import Brought, Installation, OnStatus
 from barrel_inference.registry.manifest import File, Manifest, describe, timestamp
 from barrel_inference.registry.modelfile import check_parameters, loader_options
 from barrel_inference.registry.modelfile.parameters import IGNORED, PARAMETERS
 from barrel_inference.registry.names import ModelName, Spec
 from barrel_inference.registry.sources import Artifact, Context, Resolution, resolver
+from barrel_inference.registry.store import Ground
 
 
 async def pull(ground: Ground, spec: Spec, name: ModelName, insecure: bool, status: OnStatus) -> Manifest:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -20,21 +21,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from barrel_inference.config import RegistryOpts, RuntimeConfig
-from barrel_inference.errors import ModelNotFoundError, RegistryError
+from barrel_inference.errors import ModelNotFoundError, ReadOnlyError, RegistryError
 from barrel_inference.registry import gguf
 from barrel_inference.registry.blobs import Blobs, hash_file, require_digest
 from barrel_inference.registry.feed import Event, Feed
 from barrel_inference.registry.files import Root, absolute, default_root, writing
-from barrel_inference.registry.ground import Ground
 from barrel_inference.registry.locks import Lease
 from barrel_inference.registry.manifest import Manifest, timestamp
 from barrel_inference.registry.modelfile import Modelfile, check_parameters, loader_options, render
 from barrel_inference.registry.names import is_path, name_of, parse_digest, parse_name, parse_spec
-from barrel_inference.registry.store import Listing, Store
+from barrel_inference.registry.store import Ground, Listing, Store
 
 if TYPE_CHECKING:
     from barrel_inference.registry.create import CreateRequest
     from barrel_inference.registry.gc import Removed
+
+
+_HEX = re.compile(r"sha256-([0-9a-f]{64})\.")
 
 
 class Located(NamedTuple):
@@ -90,7 +93,7 @@ class Registry:
         """What ``run`` and ``load_model`` are to load: an installed model by name or spec, or a GGUF file by path."""
         name = os.fspath(text)
         path = absolute(Path(name))
-        if is_path(name) or (name.lower().endswith(".gguf") and path.is_file()):
+        if is_path(name) or path.is_file() or (name.lower().endswith(".gguf") and "://" not in name):
             return Located(path, None)
         manifest = self.resolve(name)
         if not Path(manifest.blob_path).exists():
@@ -193,17 +196,35 @@ class Registry:
                     checked[key] = _problem(Path(file.blob_path), file.digest)
                 yield Verified(str(manifest.model_name), file.digest, checked[key])
 
-    @contextlib.contextmanager
-    def hold(self, manifest: Manifest) -> Iterator[None]:
+    def hold(self, manifest: Manifest) -> contextlib.AbstractContextManager[None]:
         """While a model is loaded: gc of any process spares its files."""
-        self._ground.root.prepare()
-        with self._ground.root.lock():
-            lease = Lease(self._ground.root.tmp)
-            lease.add([digest[7:] for digest in manifest.digests])
+        return self._hold([digest[7:] for digest in manifest.digests])
+
+    def hold_files(self, *paths: Path) -> contextlib.AbstractContextManager[None]:
+        """The same for files by path; those that are not of this root need no holding."""
+        blobs = os.fspath(self._ground.root.blobs) + os.sep
+        return self._hold(
+            [match[1] for path in map(os.fspath, paths) if path.startswith(blobs) and (match := _HEX.search(path))]
+        )
+
+    @contextlib.contextmanager
+    def _hold(self, hexes: Sequence[str]) -> Iterator[None]:
+        lease = self._lease(hexes) if hexes else None
         try:
             yield
         finally:
-            lease.close()
+            if lease:
+                lease.close()
+
+    def _lease(self, held: Sequence[str]) -> Lease | None:
+        """None where nothing can be written: there is no gc either."""
+        with contextlib.suppress(ReadOnlyError):
+            self._ground.root.prepare()
+            with self._ground.root.lock():
+                lease = Lease(self._ground.root.tmp)
+                lease.add(held)
+            return lease
+        return None
 
     # ---- fetching and making
 

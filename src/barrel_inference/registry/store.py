@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from barrel_inference.config import RegistryOpts
 from barrel_inference.errors import InvalidNameError, ManifestError, ModelNotFoundError, ReadOnlyError
+from barrel_inference.registry.blobs import Blobs
 from barrel_inference.registry.files import Root, absolute, sync_directory, write_atomic, writing
 from barrel_inference.registry.manifest import MAX_MANIFEST_BYTES, Manifest, decode, encode
 from barrel_inference.registry.names import BUILT_IN, ModelName, is_path, name_of, parse_name, parse_spec, split_tag
@@ -43,22 +45,22 @@ class Store:
     def list(self) -> Listing:
         """Every manifest, newest first, and every one that is unreadable."""
         listing = Listing([], [])
-        for entry in self._entries():
+        for path in self._paths():
             try:
-                listing.manifests.append(self._read(entry))
+                listing.manifests.append(self._read(path))
+            except FileNotFoundError:
+                continue  # removed a moment ago
             except ManifestError as error:
-                listing.broken.append(Broken(_display(entry), error.message))
+                listing.broken.append(Broken(_display(path), error.message))
         listing.manifests.sort(key=lambda manifest: (manifest.modified_at, manifest.name, manifest.tag), reverse=True)
         return listing
 
     def find(self, name: ModelName) -> Manifest | None:
         """The manifest of exactly this name and tag, whatever their case; ``ManifestError`` if it is unreadable."""
-        path = self.path(name)
         try:
-            status = path.stat()
+            return self._read(str(self.path(name)))
         except FileNotFoundError:
             return None
-        return self._load(path, (status.st_ino, status.st_size, status.st_mtime_ns))
 
     def resolve(self, text: str) -> Manifest:
         """The installed model that ``text`` means: a name, with or without tag, or the spec it was pulled from."""
@@ -101,10 +103,9 @@ class Store:
     def broken_digests(self) -> set[str]:
         """Digests that unreadable manifests mention: gc must not take the weights of one that a repair could save."""
         found: set[str] = set()
-        for directory in _directories(self._root.manifests):
-            for path in (*directory.glob(f"*{SUFFIX}"), *directory.glob(f"*{SUFFIX}{BAD}")):
-                content = path.read_bytes()[:MAX_MANIFEST_BYTES]
-                found.update(match.decode() for match in re.findall(rb"sha256[:-]([0-9a-f]{64})", content))
+        for path in self._paths():
+            content = Path(path).read_bytes()[:MAX_MANIFEST_BYTES]
+            found.update(match.decode() for match in re.findall(rb"sha256[:-]([0-9a-f]{64})", content))
         return found
 
     def _by_name(self, text: str) -> Manifest | None:
@@ -128,35 +129,37 @@ class Store:
         except InvalidNameError:
             return None
 
-    def _entries(self) -> Iterator[os.DirEntry[str]]:
-        for directory in _directories(self._root.manifests):
-            with os.scandir(directory) as entries:
-                yield from (entry for entry in entries if entry.name.endswith((SUFFIX, SUFFIX + BAD)))
+    def _paths(self) -> Iterator[str]:
+        """Every manifest's path, as plain text: a thousand of them must take milliseconds."""
+        for directory in _scan(str(self._root.manifests)):
+            if directory.is_dir(follow_symlinks=False):
+                yield from (
+                    entry.path for entry in _scan(directory.path) if entry.name.endswith((SUFFIX, SUFFIX + BAD))
+                )
 
-    def _read(self, entry: os.DirEntry[str]) -> Manifest:
-        if entry.name.endswith(BAD):
+    def _read(self, path: str) -> Manifest:
+        if path.endswith(BAD):
             raise ManifestError("unreadable, set aside; pull the model again or remove it")
-        try:
-            status = entry.stat()
-        except FileNotFoundError:
-            raise ManifestError("it has just been removed") from None
-        return self._load(Path(entry.path), (status.st_ino, status.st_size, status.st_mtime_ns))
+        status = os.stat(path)  # noqa: PTH116 - see _paths
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+        cached = self._cache.get(path)
+        if cached is None or cached[0] != stamp:
+            cached = self._cache[path] = (stamp, self._load(path, status.st_size, status.st_ino))
+        return cached[1]
 
-    def _load(self, path: Path, stamp: tuple[int, int, int]) -> Manifest:
-        cached = self._cache.get(str(path))
-        if cached and cached[0] == stamp:
-            return cached[1]
-        if stamp[1] > MAX_MANIFEST_BYTES:
-            raise ManifestError(f"{stamp[1]} bytes long, the limit is {MAX_MANIFEST_BYTES}")
+    def _load(self, path: str, size: int, inode: int) -> Manifest:
+        if size > MAX_MANIFEST_BYTES:
+            raise ManifestError(f"{size} bytes long, the limit is {MAX_MANIFEST_BYTES}")
         try:
-            manifest = decode(path.read_bytes())
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - see _paths
+                return decode(file.read())
+        except FileNotFoundError:
+            raise
         except OSError as error:  # a matter of permissions, not of content: nothing to set aside
             raise ManifestError(f"cannot be read: {(error.strerror or str(error)).lower()}") from None
         except (ManifestError, InvalidNameError) as error:
-            self._set_aside(path, stamp[0])
-            raise ManifestError(f"unreadable manifest of {path.parent.name}: {error.message}") from None
-        self._cache[str(path)] = (stamp, manifest)
-        return manifest
+            self._set_aside(Path(path), inode)
+            raise ManifestError(f"unreadable manifest of {_display(path)}: {error.message}") from None
 
     def _set_aside(self, path: Path, inode: int) -> None:
         """Only if it is still the file that was read, and only when nobody is changing anything: else the next time."""
@@ -165,12 +168,21 @@ class Store:
                 path.replace(path.with_name(path.name + BAD))
 
 
-def _directories(manifests: Path) -> Iterator[Path]:
+class Ground(NamedTuple):
+    """The stores of one models root, handed around together. They belong to the Registry."""
+
+    root: Root
+    blobs: Blobs
+    store: Store
+    options: RegistryOpts
+
+
+def _scan(directory: str) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(manifests) as entries:
-            yield from sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+        with os.scandir(directory) as entries:
+            return list(entries)
     except FileNotFoundError:
-        return
+        return []  # nothing installed, or its last tag removed a moment ago
 
 
 def _same_but_case(directory: Path, name: str) -> Path:
@@ -182,9 +194,9 @@ def _same_but_case(directory: Path, name: str) -> Path:
     return next((entry for entry in directory.iterdir() if entry.name.casefold() == folded), exact)
 
 
-def _display(entry: os.DirEntry[str]) -> str:
-    directory = Path(entry.path).parent.name
-    return f"{directory.replace(':', '/')}:{entry.name.removesuffix(BAD).removesuffix(SUFFIX)}"
+def _display(path: str) -> str:
+    directory, file = os.path.split(path)
+    return f"{os.path.basename(directory).replace(':', '/')}:{file.removesuffix(BAD).removesuffix(SUFFIX)}"  # noqa: PTH119
 
 
 def _remove_if_empty(directory: Path) -> None:

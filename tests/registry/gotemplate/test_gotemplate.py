@@ -127,7 +127,7 @@ def test_evaluation(source: str, data: dict[str, Any], text: str) -> None:
         ("{{ not 1 2 3 }}", "wrong arguments"),
         ("{{ len 5 }}", "len of int"),
         ('{{ define "a" }}{{ template "a" }}{{ end }}{{ template "a" }}', "deeper than"),
-        ("{{ range 2000000 }}{{ range 2000000 }}{{ end }}{{ end }}", "steps"),
+        ("{{ range 1000 }}{{ range 1000 }}{{ end }}{{ end }}", "steps"),
         ("{{ range 100000000 }}{{ end }}", "cannot range"),
         ("{{ if 1 }}" * 100 + "{{ end }}" * 100, "nested deeper"),
         ("{{ " + "(" * 100 + "1" + ")" * 100 + " }}", "nested deeper"),

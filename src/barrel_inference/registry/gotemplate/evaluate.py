@@ -24,7 +24,7 @@ from barrel_inference.registry.gotemplate.parse import (
 )
 from barrel_inference.registry.gotemplate.scan import Text
 
-MAX_STEPS = 2_000_000
+MAX_STEPS = 500_000  # a thousand messages take about 50,000, and a second
 MAX_OUTPUT_CHARS = 64 << 20
 MAX_DEPTH = 32
 
