@@ -19,7 +19,7 @@ import numpy as np
 from barrel_inference.kvcache.layout import Assembly, Layout, SectionTarget
 from barrel_inference.kvcache.lookup import Found, Piece
 from barrel_inference.kvcache.policy import Rate
-from barrel_inference.kvcache.record import CorruptError, decode, header_bytes, payload_hash, verify
+from barrel_inference.kvcache.record import CorruptError, Record, decode, header_bytes, payload_hash, verify
 from barrel_inference.kvcache.store import Store
 
 PIECES_A_TASK = 8
@@ -68,7 +68,7 @@ def _allocate(n_bytes: int) -> memoryview:
 class Reading:
     """The reads of one plan. ``wait`` gives the blob, or raises what went wrong (the bad object is given up)."""
 
-    def __init__(self, found: Found, assembly: Assembly, buffer: memoryview, tasks: Sequence[Future[None]]) -> None:
+    def __init__(self, found: Found, assembly: Assembly, buffer: memoryview, tasks: Sequence[Future[float]]) -> None:
         self.found = found
         self.buffer = buffer
         self._blob = buffer[: assembly.size]
@@ -83,6 +83,10 @@ class Reading:
         if errors:
             raise errors[0]
         return self._blob
+
+    def prefill_s(self) -> float:
+        """What computing the same tokens took when they were saved. After ``wait``."""
+        return sum(task.result() for task in self._tasks)
 
 
 class Reader:
@@ -156,17 +160,17 @@ class Reader:
 
     # ---- one object
 
-    def _read_all(self, found: Found, pieces: Sequence[Piece], assembly: Assembly, blob: memoryview) -> None:
+    def _read_all(self, found: Found, pieces: Sequence[Piece], assembly: Assembly, blob: memoryview) -> float:
         with self._lock:
             self.active += 1
         try:
-            for piece in pieces:
-                self._read(found, piece, assembly, blob)
+            return sum(self._read(found, piece, assembly, blob) for piece in pieces)
         finally:
             with self._lock:
                 self.active -= 1
 
-    def _read(self, found: Found, piece: Piece, assembly: Assembly, blob: memoryview) -> None:
+    def _read(self, found: Found, piece: Piece, assembly: Assembly, blob: memoryview) -> float:
+        """Seconds of prefill that the rows of this piece stand for."""
         start = self._clock()
         n_bytes = self._payload_bytes(found, piece)
         target = self._target(assembly, piece)
@@ -178,7 +182,7 @@ class Reader:
         else:
             places = [self._staging(n_bytes)]
         try:
-            self._fill(found, piece, places, n_bytes)
+            record = self._fill(found, piece, places, n_bytes)
         except (OSError, CorruptError) as error:
             is_bad = isinstance(error, CorruptError) or error.errno == errno.EIO
             self._store.lost(piece.tier, piece.name, corrupt=is_bad)
@@ -188,8 +192,11 @@ class Reader:
         with self._lock:
             now = self._clock()
             self._rates[piece.tier.name].add(now - start, n_bytes, now)
+        is_window_or_state = target is not assembly.base
+        share = (piece.stop - piece.start) / max(1, piece.last - piece.first)
+        return 0.0 if is_window_or_state else record.cost_us * share / 1e6
 
-    def _fill(self, found: Found, piece: Piece, places: list[memoryview], n_bytes: int) -> None:
+    def _fill(self, found: Found, piece: Piece, places: list[memoryview], n_bytes: int) -> Record:
         """Read and prove one object; CorruptError or OSError."""
         n_tokens = piece.last - piece.first
         header = memoryview(bytearray(header_bytes(n_tokens)))
@@ -203,6 +210,7 @@ class Reader:
             raise CorruptError("the object is not what its name says")
         if payload_hash(places) != record.payload_hash:
             raise CorruptError("the payload's checksum is wrong")
+        return record
 
     def _target(self, assembly: Assembly, piece: Piece) -> SectionTarget | None:
         if piece.name.kind == "state":

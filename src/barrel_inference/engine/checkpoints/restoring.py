@@ -135,7 +135,9 @@ class Restorer:
         if reading is None:
             return 0
         try:
-            return self._load(reading.wait(), plan.found, seq)
+            n = self._load(reading.wait(), plan.found, seq)
+            self.counters["prefill_s_saved"] += reading.prefill_s() if n else 0.0
+            return n
         finally:
             self._reader.finish(reading)
 
@@ -185,7 +187,6 @@ class Restorer:
         n_usable = plan.limit(len(plan.tokens) - 1)
         self.counters["hits_exact" if n >= n_usable else "hits_partial"] += 1
         self.counters["restore_s"] += seconds
-        self.counters["prefill_s_saved"] += max(0.0, n * self.prefill_s - seconds)
         for tier, n_tokens in plan.found.by_tier().items():
             self.counters[f"restored_tokens_{tier}"] += n_tokens
 
