@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -118,6 +119,15 @@ def test_a_path_that_cannot_hold_a_tier_is_refused_when_started_and_when_used(tm
     (tmp_path / "later").touch()
     with pytest.raises(TierUnusableError):
         own.resolve("disk", "later")
+
+
+def test_a_tier_that_went_away_is_shown_as_unusable(tmp_path: Path) -> None:
+    some = tiers(tmp_path)
+    some.start(spec(tmp_path / "d"))
+    some.janitor.stop()
+    shutil.rmtree(tmp_path / "d")
+    (info,) = some.infos()
+    assert (info.writable, info.used_bytes, info.objects) == (False, 0, 0)
 
 
 def test_watermarks_must_be_in_order(tmp_path: Path) -> None:

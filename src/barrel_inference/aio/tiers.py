@@ -151,13 +151,16 @@ class Tiers:
 
 
 def tier_info(tier: Tier) -> TierInfo:
-    spec = tier.spec
+    """As it is now; a directory that went away is an empty tier that cannot be written to."""
+    spec, used = tier.spec, 0
+    with suppress(OSError):
+        used = tier.quota.used()
     return TierInfo(
         name=spec.name,
         kind=spec.kind,
         path=spec.path,
         quota_bytes=spec.quota_bytes,
-        used_bytes=tier.quota.used(),
+        used_bytes=used,
         objects=sum(1 for _ in tier.objects()),
         writable=os.access(tier.root, os.W_OK),
     )

@@ -15,6 +15,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -206,17 +207,18 @@ class Tier:
 
     def pinned(self) -> frozenset[str]:
         keys: set[str] = set()
-        for pin in (self.root / "pins").iterdir():
-            try:
+        for pin in (self.root / "pins").glob("*"):
+            with suppress(OSError):
                 keys.update(pin.read_text().split())
-            except OSError:
-                continue
         return frozenset(keys)
 
     # ---- listings
 
     def namespaces(self) -> list[str]:
-        return [entry.name for entry in os.scandir(self.root) if entry.is_dir() and len(entry.name) == NS_HEX]
+        try:
+            return [entry.name for entry in os.scandir(self.root) if entry.is_dir() and len(entry.name) == NS_HEX]
+        except OSError:
+            return []
 
     def shard(self, namespace: str, shard: str) -> tuple[list[str], int]:
         """File names of one folder and the folder's mtime before they were read (0: it does not exist)."""

@@ -78,6 +78,7 @@ class Writer:
         self._writing: Capture | None = None
         self._rooms = 0  # answers of the janitor so far
         self._is_full = False
+        self._is_failing = False
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="kv-write", daemon=True)
         self._thread.start()
@@ -165,9 +166,12 @@ class Writer:
         except NoRoomError:
             self.counters["drops"] += 1
         except OSError as error:
-            logger.warning("saving to tier %s failed: %s", self._tier.name, error)
+            level = logging.DEBUG if self._is_failing else logging.WARNING  # told once, until one succeeds
+            logger.log(level, "saving to tier %s failed: %s", self._tier.name, error)
+            self._is_failing = True
             self.counters["save_errors"] += 1
         else:
+            self._is_failing = False
             self._store.saved(item.name, record)
             if written:
                 self.counters[f"saves_{reason}"] += 1

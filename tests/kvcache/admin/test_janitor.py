@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from barrel_inference.config import LoadOptions, TierSpec
 from barrel_inference.engine.checkpoints import Checkpoints, open_checkpoints
@@ -159,6 +162,19 @@ def test_bytes_of_dead_writers_are_found(tmp_path: Path) -> None:
     janitor.add_tier(tier)
     janitor.run_once()
     assert tier.quota.used() == 5 * PAGE
+
+
+def test_trouble_is_told_once_until_it_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tier = Tier(spec(tmp_path / "t"))
+    janitor = Janitor()
+    janitor.add_tier(tier)
+    for _ in range(2):
+        shutil.rmtree(tier.root)
+        for _ in range(3):
+            janitor.run_once()
+        Tier(spec(tmp_path / "t"))
+        janitor.run_once()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
 
 
 def test_hits_are_remembered(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ class Janitor:
         self._recounted: dict[str, float] = {}
         self._remembered = clock()
         self._wanted: dict[str, int] = {}
+        self._failing: set[str] = set()  # tiers whose trouble has been told
         self._wake = threading.Condition()
         self._is_stopping = False
         self._thread: threading.Thread | None = None
@@ -132,8 +133,12 @@ class Janitor:
         for tier in tiers:
             try:
                 self._care_for(tier, wanted.get(tier.name, 0), now)
+                self._failing.discard(tier.name)
             except OSError as error:
-                logger.warning("tier %s: %s", tier.name, error)
+                logger.log(
+                    logging.DEBUG if tier.name in self._failing else logging.WARNING, "tier %s: %s", tier.name, error
+                )
+                self._failing.add(tier.name)
         for name in wanted:
             self._on_room(name)
         self._relieve(tiers)
