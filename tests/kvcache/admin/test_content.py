@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import os
+import shutil
 import tarfile
 import time
 from pathlib import Path
@@ -96,6 +99,24 @@ def test_a_warmed_prefix_can_be_shipped(tmp_path: Path, kind: str) -> None:
     warm = there.run(PROMPT, cache="read")
     assert warm.restored == moved.tokens
     assert same(warm, whole)
+
+
+def test_what_is_no_archive_is_refused_at_once(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path / "t"))
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "text").write_text("hello" * 1000)
+    with gzip.open(tmp_path / "bomb", "wb") as bomb:
+        bomb.write(bytes(1 << 20))
+    for path in (*(tmp_path / name for name in ("fifo", "text", "bomb", "absent")), tmp_path, Path("/dev/zero")):
+        with pytest.raises(CacheError, match="cannot import"):
+            import_file(path, tier)
+
+
+def test_a_tier_that_went_away_holds_nothing(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path / "t"))
+    shutil.rmtree(tier.root)
+    assert stats([tier]) == []
+    assert verify([tier]).objects == clear([tier], older_than=0.0).objects == 0
 
 
 def test_foreign_members_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Owns nothing. Every object is proven on the way out and on the way in.
 from __future__ import annotations
 
 import io
+import stat
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,9 @@ def import_file(path: Path, tier: Tier) -> Moved:
     when the file cannot be read or the tier has no room."""
     objects = n_bytes = present = refused = 0
     try:
-        with tarfile.open(path) as tar:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CacheError(f"cannot import {path}: not a regular file")
+        with tarfile.open(path, "r:") as tar:  # as export writes it: what is compressed could be a bomb
             for member in tar:
                 data = _member(tar, member)
                 namespace, name = _place(member)
@@ -80,7 +83,7 @@ def import_file(path: Path, tier: Tier) -> Moved:
                 n_bytes += len(data) if written else 0
     except NoRoomError as error:
         raise CacheError(f"tier {tier.name} has no room for all of {path}") from error
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, ValueError, tarfile.TarError) as error:
         raise CacheError(f"cannot import {path}: {error}") from error
     return Moved(objects, n_bytes, present=present, refused=refused)
 
