@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -69,10 +69,14 @@ class RunningServer:
     def ask(self, function: Callable[[Server], T]) -> T:
         """Look into the server, on its own loop."""
 
-        async def work() -> T:
-            return function(self.server)
+        async def work(server: Server) -> T:
+            return function(server)
 
-        return asyncio.run_coroutine_threadsafe(work(), self._loop).result(TIMEOUT_S)
+        return self.run(work)
+
+    def run(self, work: Callable[[Server], Coroutine[Any, Any, T]]) -> T:
+        """Do something in the server, on its own loop."""
+        return asyncio.run_coroutine_threadsafe(work(self.server), self._loop).result(TIMEOUT_S)
 
     # ---- the thread
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -21,6 +19,7 @@ from starlette.types import ASGIApp
 from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.registry import Registry
+from barrel_inference.server import samples
 from barrel_inference.server.anthropic import routes as anthropic
 from barrel_inference.server.anthropic.failure import failure as anthropic_failure
 from barrel_inference.server.http import auth, plain
@@ -87,10 +86,11 @@ class Server:
         )
         pull = self._pull if options.auto_pull and registry is not None else None
         self.service = ModelService(catalog, self.pool, options, pull)
-        self.metrics = Metrics(self._samples)
+        self.metrics = Metrics()
+        self._cache = runtime.cache
         self._active = 0
         self._state = "starting"
-        self.operations = self._operations(runtime)
+        self.operations = self._operations()
         self.asgi = self._stack()
 
     # ---- life
@@ -116,14 +116,14 @@ class Server:
 
     # ---- composition
 
-    def _operations(self, runtime: Runtime) -> list[Operation]:
+    def _operations(self) -> list[Operation]:
         options = self._options
         found = ollama.routes(self.service, self._registry, local_files=auth.is_loopback(options.host))
         found += openai.routes(self.service, keep_alive=options.v1_keep_alive)
         found += anthropic.routes(self.service, keep_alive=options.v1_keep_alive, ping_s=options.ping_s)
-        found += Asking(self.service, runtime.cache).operations()
+        found += Asking(self.service, self._cache).operations()
         found += Housekeeping(self._registry).operations() if self._registry is not None else []
-        found += Operating(self._health, self.metrics, lambda: self.operations).operations()
+        found += Operating(self._health, self._metrics_text, lambda: self.operations).operations()
         return found
 
     def _stack(self) -> ASGIApp:
@@ -171,20 +171,10 @@ class Server:
         self.metrics.ended(entry)
         _access_log.info("%s", log_line(entry))
 
-    def _samples(self) -> Iterator[Sample]:
-        yield Sample("requests_active", "Requests under way", self._active)
-        for slot in self.pool.slots():
-            gauge = partial(Sample, labels=(("model", slot.id),))
-            yield gauge("model_loaded", "1 while it is loaded", float(slot.loaded))
-            yield gauge("requests_running", "Requests that have the model", slot.gate.running)
-            yield gauge("requests_waiting", "Requests in the queue", slot.gate.waiting)
-            yield gauge("model_memory_bytes", "Reserved for the model", slot.bytes)
-            if slot.model is None:
-                continue
-            info = slot.model.info()
-            yield gauge("worker_resident_bytes", "Memory of the worker process", info.resident_bytes)
-            yield gauge("worker_restarts", "Deaths of the worker process", info.restarts)
-            yield gauge("sequences_free", "Sequences without a request", info.sequences_free)
+    async def _metrics_text(self) -> bytes:
+        stats = await self._cache.stats()
+        now = [Sample("requests_active", "Requests under way", self._active)]
+        return self.metrics.text([*now, *samples.of_models(self.pool.slots()), *samples.of_cache(stats)])
 
 
 def _save_tier(config: RuntimeConfig) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def check_exposure(options: ServerOptions) -> None:
 def bind(options: ServerOptions) -> socket.socket:
     """Before anything is started, so that a port in use is one line and not a traceback."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Named TCP, or asyncio will not send small pieces at once
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host.strip("[]"), options.port))

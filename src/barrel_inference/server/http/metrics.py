@@ -5,11 +5,12 @@ Owns its Prometheus registry; belongs to the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from barrel_inference.server.http.record import Record
 
@@ -18,20 +19,18 @@ _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class Sample(NamedTuple):
-    """One number of now. ``name`` comes without the prefix ``barrel_``."""
+    """One number of now. ``name`` comes without the prefix ``barrel_``; ``counter`` says that it only grows."""
 
     name: str
     help: str
     value: float
     labels: tuple[tuple[str, str], ...] = ()
+    counter: bool = False
 
 
 class Metrics:
-    """``snapshot`` gives the numbers of now."""
-
-    def __init__(self, snapshot: Callable[[], Iterable[Sample]]) -> None:
+    def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._snapshot = snapshot
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"barrel_{name}", text, labels, registry=self._registry)
@@ -47,7 +46,6 @@ class Metrics:
         self._first = seconds("first_token_seconds", "From the start of a generation to its first token", "model")
         self._queued = seconds("queue_seconds", "Waiting for a turn", "model")
         self._loading = seconds("load_wait_seconds", "Waiting for the model to be loaded", "model")
-        self._registry.register(self)
 
     def ended(self, entry: Record) -> None:
         self._requests.labels(entry.method, entry.route, str(entry.status)).inc()
@@ -67,16 +65,28 @@ class Metrics:
         if entry.first_token_s:
             self._first.labels(entry.model).observe(entry.first_token_s)
 
+    def text(self, now: Iterable[Sample]) -> bytes:
+        """What has been counted, and the numbers of now."""
+        current = CollectorRegistry(auto_describe=False)
+        current.register(_Families(now))
+        return generate_latest(self._registry) + generate_latest(current)
+
+
+class _Families(Collector):
+    """Samples of one name together."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._samples = list(samples)
+
     def collect(self) -> Iterator[Metric]:
-        """For the Prometheus registry: the samples of now, by name."""
-        families: dict[str, GaugeMetricFamily] = {}
-        for sample in self._snapshot():
-            names = [name for name, _ in sample.labels]
-            family = families.setdefault(
-                sample.name, GaugeMetricFamily(f"barrel_{sample.name}", sample.help, labels=names)
-            )
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        for sample in self._samples:
+            family = families.get(sample.name) or _family(sample)
+            families[sample.name] = family
             family.add_metric([value for _, value in sample.labels], sample.value)
         yield from families.values()
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+
+def _family(sample: Sample) -> GaugeMetricFamily | CounterMetricFamily:
+    kind = CounterMetricFamily if sample.counter else GaugeMetricFamily
+    return kind(f"barrel_{sample.name}", sample.help, labels=[name for name, _ in sample.labels])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -10,12 +10,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from barrel_inference.server.http import openapi, plain
-from barrel_inference.server.http.metrics import CONTENT_TYPE, Metrics
+from barrel_inference.server.http.metrics import CONTENT_TYPE
 from barrel_inference.server.http.operation import Operation
 from barrel_inference.server.http.plain import answer
 from barrel_inference.server.native import wire
 
 State = Callable[[], wire.Health]
+Metrics = Callable[[], Awaitable[bytes]]
 
 
 class Operating:
@@ -46,7 +47,7 @@ class Operating:
         return answer(state, 200 if state.status == "ok" else 503)
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+        return Response(await self._metrics(), media_type=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:
         return answer(openapi.document(self._operations_of(), version=version("barrel-inference")))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from barrel_inference.errors import InvalidNameError, UnsupportedError
 from barrel_inference.registry import Registry
-from barrel_inference.registry.create import CreateRequest
 from barrel_inference.registry.names import parse_digest, parse_name, parse_spec
 from barrel_inference.server.http import record
 from barrel_inference.server.http.operation import Operation, read
@@ -22,6 +21,9 @@ from barrel_inference.server.http.streaming import NDJSON, Answer, Stream
 from barrel_inference.server.ollama import wire
 from barrel_inference.server.ollama.failure import failure, line
 from barrel_inference.server.ollama.listing import model_name
+
+if TYPE_CHECKING:
+    from barrel_inference.registry.create import CreateRequest
 
 Events = AsyncGenerator[dict[str, Any], None]
 
@@ -91,6 +93,8 @@ class Installing:
 
 
 def create_request(body: wire.CreateRequest) -> CreateRequest:
+    from barrel_inference.registry.create import CreateRequest  # brings the HTTP client, half of the time to start
+
     given: dict[str, Any] = {
         "modelfile": body.modelfile,
         "from_": body.from_,

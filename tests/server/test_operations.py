@@ -1,0 +1,197 @@
+"""What those who run the server see: health, metrics, the API's description, log lines, and its cost."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from barrel_inference.server.app import Server, log_line
+from barrel_inference.server.http.record import Record
+from tests.server.harness import RunningServer
+
+ASK = {"model": "stub", "prompt": "Hello", "stream": False, "options": {"num_predict": 4, "seed": 1}}
+
+
+def test_health(server: RunningServer) -> None:
+    assert server.request("GET", "/health")[1]["status"] == "ok"
+    assert server.request("GET", "/health/ready")[0] == 200
+
+
+def test_metrics_count_requests_tokens_and_the_cache(server: RunningServer) -> None:
+    before = samples(server)
+    assert server.post("/api/generate", ASK)[0] == 200
+    assert server.post("/api/generate", {**ASK, "model": "made-up-name"})[0] == 404
+    now = samples(server)
+    route = ("method=POST", "route=/api/generate", "status=200")
+    assert now["barrel_requests_total", route] == before.get(("barrel_requests_total", route), 0) + 1
+    tokens = ("kind=completion", "model=stub:latest")
+    assert now["barrel_tokens_total", tokens] == before.get(("barrel_tokens_total", tokens), 0) + 4
+    assert now["barrel_model_loaded", ("model=stub:latest",)] == 1
+    assert now["barrel_kv_lookups_total", ("model=stub:latest",)] >= 1
+    assert any(name == "barrel_tier_used_bytes" for name, _ in now)
+    assert not any("made-up-name" in label for _, labels in now for label in labels)
+
+
+def samples(server: RunningServer) -> dict[tuple[str, tuple[str, ...]], float]:
+    _, text = server.request("GET", "/metrics")
+    return {
+        (sample.name, tuple(sorted(f"{key}={value}" for key, value in sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_description_lists_every_route_and_no_other(server: RunningServer) -> None:
+    _, document = server.request("GET", "/openapi.json")
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    routed = server.ask(lambda inside: {(each.method, each.path) for each in inside.operations})
+    assert described == routed
+    assert len(routed) == server.ask(lambda inside: len(inside.operations)), "no route twice"
+
+
+def test_every_described_route_answers(server: RunningServer) -> None:
+    """With something that is neither 404 nor 405 of the router."""
+    for method, path in server.ask(lambda inside: [(each.method, each.path) for each in inside.operations]):
+        concrete = re.sub(r"{[^}]*}", "x", path)
+        status, body = server.request(method, concrete, None if method in ("GET", "HEAD") else b"")
+        assert body not in ("404 page not found", "405 method not allowed"), (method, path)
+        assert status < 500 or path == "/api/search", (method, path, body)
+
+
+def test_the_description_is_whole(server: RunningServer) -> None:
+    _, document = server.request("GET", "/openapi.json")
+    assert document["openapi"] == "3.1.0"
+    schemas = document["components"]["schemas"]
+    for reference in re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', json.dumps(document)):
+        assert reference in schemas
+    ids = [each["operationId"] for methods in document["paths"].values() for each in methods.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_docs(server: RunningServer) -> None:
+    status, text = server.request("GET", "/docs")
+    assert status == 200
+    assert "/api/chat" in text
+
+
+def test_every_request_is_one_line(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "barrel_inference.requests"):
+        server.exchange("POST", "/api/generate", ASK, x_request_id="the-one")
+        line = _logged(caplog, "the-one")
+    assert (line["status"], line["model"], line["completion_tokens"]) == (200, "stub:latest", 4)
+    assert line["prompt_tokens"] > 0
+    assert line["s"] > 0
+
+
+def _logged(caplog: pytest.LogCaptureFixture, request_id: str) -> dict[str, Any]:
+    """It is written when the answer has gone out."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for each in caplog.records:
+            if each.name == "barrel_inference.requests" and request_id in each.getMessage():
+                line: dict[str, Any] = json.loads(each.getMessage())
+                return line
+        time.sleep(0.01)
+    raise AssertionError("no line was written")
+
+
+def test_a_log_line_is_one_line_whatever_was_asked() -> None:
+    line = log_line(Record(id="x", path="/a\nb\r" + "c" * 1000, model="m\n"))
+    assert "\n" not in line
+    assert len(line) < 1000
+
+
+def test_tokens_there_and_back(server: RunningServer) -> None:
+    _, tokenized = server.post("/api/tokenize", {"model": "stub", "content": "Hello there"})
+    assert tokenized["count"] == len(tokenized["tokens"])
+    _, text = server.post("/api/detokenize", {"model": "stub", "tokens": tokenized["tokens"]})
+    assert text["content"] == "Hello there"
+    assert server.post("/api/detokenize", {"model": "stub", "tokens": [10**9]})[0] == 400
+
+
+def test_the_cache_can_be_seen_and_steered(server: RunningServer) -> None:
+    prompt = {"model": "stub", "prompt": "word " * 40}
+    status, report = server.post("/api/cache/prefill", prompt)
+    assert status == 200
+    assert report["prefilled_tokens"] > 0 or report["restored_tokens"] > 0
+    status, found = server.post("/api/cache/lookup", {"model": "stub", "messages": [{"role": "user", "content": "x"}]})
+    assert (status, found["prompt_tokens"] > 0) == (200, True)
+    assert server.request("GET", "/api/cache")[1]["counters"]["lookups"] > 0
+    assert "path" not in json.dumps(server.request("GET", "/api/cache")[1]["tiers"])
+    assert server.post("/api/cache/verify", b"")[1]["corrupt"] == 0
+    assert server.post("/api/cache/clear", {})[0] == 200
+    assert server.post("/api/cache/lookup", {"model": "stub"})[0] == 400
+
+
+def test_gc_says_what_would_go(server: RunningServer) -> None:
+    assert server.post("/api/gc", {"dry_run": True})[1] == {"removed": [], "freed_bytes": 0, "dry_run": True}
+    assert server.post("/api/edit", {"model": "nope"})[0] == 404
+
+
+def test_what_our_layer_costs(server: RunningServer) -> None:
+    """Less than 3 ms more than the same request without HTTP, both in this process; of its own time, since the machine
+    may have other things to do. The client's part is in it."""
+    where = urlsplit(server.url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port)
+    body = json.dumps({**ASK, "options": {"num_predict": 1}, "raw": True})
+
+    def over_http() -> None:
+        connection.request("POST", "/api/generate", body)
+        assert json.loads(connection.getresponse().read())["done"]
+
+    async def direct(inside: Server) -> None:
+        (slot,) = [each for each in inside.pool.loaded() if each.id == "stub:latest"]
+        assert slot.model is not None
+        await slot.model.complete("Hello", max_tokens=1)
+
+    over_http()
+    added = [_median_s(over_http) - _median_s(lambda: server.run(direct)) for _ in range(5)]
+    connection.close()
+    assert statistics.median(added) < 0.003
+
+
+def _median_s(work: Callable[[], None]) -> float:
+    seconds = []
+    for _ in range(30):
+        started = time.process_time()
+        work()
+        seconds.append(time.process_time() - started)
+    return statistics.median(seconds)
+
+
+def test_an_idle_daemon_is_small_and_listens_soon(tmp_path: Path) -> None:
+    """In a second of processor time; what the clock says belongs to the machine."""
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "BARREL_INFERENCE_MODEL_CACHE_DIR": str(tmp_path / "models"),
+        "XDG_CACHE_HOME": str(tmp_path),
+        "HOME": str(tmp_path),
+    }
+    command = [sys.executable, "-m", "barrel_inference.cli.main", "serve", "--port", "0", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            url = json.loads(process.stdout.readline())["url"]
+            watched = psutil.Process(process.pid)
+            times = watched.cpu_times()
+            assert times.user + times.system < 1.0
+            assert url.startswith("http://127.0.0.1:")
+            assert watched.memory_info().rss < 120 << 20
+        finally:
+            process.terminate()
