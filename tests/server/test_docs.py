@@ -1,0 +1,34 @@
+"""Every curl command of docs/api.md works as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.server.harness import RunningServer
+
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+ADDRESS = "http://127.0.0.1:8080"
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return [command for block in blocks for command in re.split(r"\n(?=curl )", block.strip())]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.split()[2].removeprefix(ADDRESS))
+def test_curl_example(server: RunningServer, command: str) -> None:
+    arguments = [part.replace(ADDRESS, server.url) for part in shlex.split(command)]
+    done = subprocess.run([*arguments, "-w", "\n%{http_code}"], capture_output=True, text=True, timeout=60, check=True)
+    body, _, status = done.stdout.rpartition("\n")
+    assert status == "200", body
+    if "/metrics" not in command:
+        for line in body.strip().splitlines() if "/api/chat" in command else [body]:
+            json.loads(line)
