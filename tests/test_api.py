@@ -142,6 +142,15 @@ def test_what_is_neither_text_nor_a_sequence_is_one_typed_error(model: bi.Model,
             ask(wrong)
 
 
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), "x"])
+def test_wrong_times_change_nothing(runtime: bi.Runtime, model: bi.Model, wrong: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="drain_s"):
+        model.unload(drain_s=wrong)
+    with pytest.raises(InvalidRequestError, match="older_than_s"):
+        runtime.cache.clear(older_than_s=wrong)
+    assert model.info().phase == "ready"
+
+
 def test_nul_bytes_are_text(model: bi.Model) -> None:
     assert model.complete("a\0b", max_tokens=2).usage.prompt_tokens > 0
 

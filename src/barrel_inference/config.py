@@ -17,6 +17,7 @@ PressureSource = Literal["none", "system", "nvidia_smi"]
 
 Natural = Annotated[int, Meta(ge=0, le=2**40)]
 Positive = Annotated[int, Meta(ge=1, le=2**40)]
+Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Factor = Annotated[float, Meta(ge=0, le=1e12)]  # bounds keep nan and infinity out
@@ -83,10 +84,10 @@ class Policy(Options, frozen=True):
 class TierSpec(Options, frozen=True):
     """One tier as a worker sees it: a directory, how long it lives, how much it may hold (real allocation, bytes)."""
 
-    name: str
+    name: Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z")]
     kind: TierKind
-    path: str
-    quota_bytes: Natural
+    path: Annotated[str, Meta(min_length=1)]
+    quota_bytes: Bytes
 
 
 class LoadOptions(Options, frozen=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from barrel_inference.aio.params import Prompt, check_prompt
+from barrel_inference.aio.params import Prompt, check_prompt, check_seconds
 from barrel_inference.aio.tiers import Tiers
 from barrel_inference.errors import TierUnknownError
 from barrel_inference.kvcache.admin import content
@@ -71,7 +71,7 @@ class AsyncCache:
     ) -> Removed:
         """Remove everything, or only one namespace (8 hex digits suffice), what was not used for so long, or what one
         tier holds. Running requests see misses."""
-        older_than = None if older_than_s is None else time.time() - older_than_s
+        older_than = None if older_than_s is None else time.time() - check_seconds("older_than_s", older_than_s)
         tiers = self._chosen(tier)
         return await asyncio.to_thread(content.clear, tiers, namespace=namespace, older_than=older_than)
 

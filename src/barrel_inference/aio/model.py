@@ -82,7 +82,7 @@ class AsyncModel:
         return (await self._render(messages, template)).text
 
     async def _render(self, messages: Messages, template: Mapping[str, Any]) -> Rendered:
-        plain = [_plain(message) for message in messages]
+        plain = [_plain(message) for message in params.sequence(messages)]
         return await asyncio.to_thread(self._load_template().render, plain, **template)
 
     def _load_template(self) -> Template:
@@ -99,7 +99,7 @@ class AsyncModel:
 
     async def embed(self, texts: str | Sequence[Prompt]) -> Embedding:
         """One normalised vector per input (text or token ids)."""
-        inputs: list[Prompt] = [texts] if isinstance(texts, str) else list(texts)
+        inputs: list[Prompt] = [texts] if isinstance(texts, str) else list(params.sequence(texts))
         reply = await self.call("embed", inputs=[params.check_prompt(each) for each in inputs])
         return msgspec.convert(reply, Embedding)
 
@@ -111,7 +111,7 @@ class AsyncModel:
 
     async def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> str:
         """``special``: control tokens appear as text. Bytes that are no UTF-8 become U+FFFD."""
-        reply = await self.call("detokenize", tokens=params.check_prompt(tokens), special=special)
+        reply = await self.call("detokenize", tokens=params.check_tokens(tokens), special=special)
         return msgspec.convert(reply, str)
 
     async def prefill(self, prompt: Prompt, **options: Any) -> CacheReport:
@@ -122,21 +122,21 @@ class AsyncModel:
 
     async def end_session(self, session: str) -> None:
         """Give up the sequence that requests with this ``session`` have kept."""
-        await self.call("end_session", session=session)
+        await self.call("end_session", session=params.check_text(session))
 
     async def lookup(self, prompt: Prompt, *, salt: str = "") -> CacheLookup:
         """How much of a prompt the store would restore."""
-        reply = await self.call("cache_lookup", prompt=params.check_prompt(prompt), salt=salt)
+        reply = await self.call("cache_lookup", prompt=params.check_prompt(prompt), salt=params.check_text(salt))
         return msgspec.convert(reply, CacheLookup)
 
     async def pin(self, prompt: Prompt, *, salt: str = "") -> int:
         """Keep what is stored of a prompt longer than anything else; tokens pinned. CacheError when there is none."""
-        reply = await self.call("cache_pin", prompt=params.check_prompt(prompt), salt=salt)
+        reply = await self.call("cache_pin", prompt=params.check_prompt(prompt), salt=params.check_text(salt))
         return msgspec.convert(reply, int)
 
     async def unpin(self, prompt: Prompt, *, salt: str = "") -> bool:
         """Whether it was pinned."""
-        reply = await self.call("cache_unpin", prompt=params.check_prompt(prompt), salt=salt)
+        reply = await self.call("cache_unpin", prompt=params.check_prompt(prompt), salt=params.check_text(salt))
         return msgspec.convert(reply, bool)
 
     async def call(self, op: str, **args: Any) -> Any:

@@ -4,15 +4,18 @@ seeds and ids."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from barrel_inference.config import Seconds
 from barrel_inference.errors import InvalidRequestError
 from barrel_inference.options import build, nearest
 from barrel_inference.types import CacheMode, Constraint, Exactness, OnFull, Request, Sampling
+
+T = TypeVar("T")
 
 Prompt = str | Sequence[int]
 
@@ -108,19 +111,29 @@ def _constraint(options: RequestOptions) -> Constraint | None:
 
 
 def check_prompt(prompt: Prompt) -> str | tuple[int, ...]:
-    """Text that is Unicode, or token ids that are non-negative integers (the worker knows the vocabulary)."""
-    if isinstance(prompt, str):
-        return check_text(prompt)
-    if isinstance(prompt, bytes | bytearray):
-        raise InvalidRequestError("a prompt is text or token ids, not bytes", option="prompt")
+    """Text that is Unicode, or token ids."""
+    return check_text(prompt) if isinstance(prompt, str) else check_tokens(prompt)
+
+
+def check_tokens(tokens: Sequence[int]) -> tuple[int, ...]:
+    """Non-negative integers (the worker knows the vocabulary)."""
     try:
-        return msgspec.convert(tuple(prompt), tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...])
-    except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidRequestError(f"a prompt is text or token ids: {error}", option="prompt") from None
+        return msgspec.convert(sequence(tokens), tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...])
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"token ids are expected: {error}", option="prompt") from None
+
+
+def sequence(values: Iterable[T]) -> tuple[T, ...]:
+    """Raises InvalidRequestError for what cannot be iterated, and for text and bytes."""
+    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
+        raise InvalidRequestError(f"a sequence is expected, not {type(values).__name__}")
+    return tuple(values)
 
 
 def check_text(text: str) -> str:
-    """Raises InvalidRequestError for a lone surrogate, which is no character and has no bytes."""
+    """Raises InvalidRequestError for what is no text, and for a lone surrogate, which is no character."""
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"text is expected, not {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -128,3 +141,11 @@ def check_text(text: str) -> str:
             f"the text holds a lone surrogate at character {error.start}", position=error.start
         ) from None
     return text
+
+
+def check_seconds(option: str, value: float) -> float:
+    """Raises InvalidRequestError unless it is a number, finite and not negative."""
+    try:
+        return msgspec.convert(value, Seconds)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"{option}={value!r:.80}: {error}", option=option) from None

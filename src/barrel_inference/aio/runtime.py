@@ -19,7 +19,7 @@ import msgspec
 from barrel_inference.aio import loading
 from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.aio.model import AsyncModel
-from barrel_inference.aio.params import Prompt
+from barrel_inference.aio.params import Prompt, check_seconds
 from barrel_inference.aio.stream import AsyncStream
 from barrel_inference.aio.tiers import Tiers, tier_info
 from barrel_inference.config import LoadArguments, RuntimeConfig, TierSpec
@@ -174,6 +174,7 @@ class AsyncRuntime:
         """Let running requests go on for ``drain_s``, then cancel them; save what is unsaved (at most the policy's
         evict_save_timeout_ms); end the process. Raises NotLoadedError."""
         self.model(model_id)
+        drain_s = check_seconds("drain_s", drain_s)
         supervisor = self._supervisors.pop(model_id)
         del self._models[model_id]
         with self._held.pop(model_id):
