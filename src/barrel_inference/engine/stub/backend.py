@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from barrel_inference.config import LoadOptions
 from barrel_inference.engine.backend import BackendInfo, DecodeStatus, Sampler, Slice, WeightsInMemory
-from barrel_inference.engine.stub_vocabulary import N_VOCAB, StubVocabulary
+from barrel_inference.engine.stub.vocabulary import N_VOCAB, StubVocabulary
 from barrel_inference.errors import ConfigError, ContextExceededError, DecodeError, LoadError, NoWeightsError
 from barrel_inference.types import Sampling
 

@@ -155,7 +155,8 @@ def test_ends_come_about_as_often_as_asked_for() -> None:
 def test_a_crash_is_one() -> None:
     script = (
         "from barrel_inference.config import LoadOptions\n"
-        "from barrel_inference.engine.stub import StubBackend, Slice\n"
+        "from barrel_inference.engine.backend import Slice\n"
+        "from barrel_inference.engine.stub import StubBackend\n"
         "b = StubBackend(LoadOptions(id='m', backend='stub', stub={'crash_at_token': 3}))\n"
         "for start in range(5): b.decode([Slice(0, start, (1,), False)], None); print(start, flush=True)"
     )

@@ -1,0 +1,5 @@
+"""The backend without weights."""
+
+from barrel_inference.engine.stub.backend import StubBackend
+
+__all__ = ["StubBackend"]
