@@ -179,3 +179,13 @@ def test_a_prompt_may_end_with_the_beginning_of_a_call() -> None:
     prompt = ask(Dialogue(Template(source)), tools=DEFINITIONS)
     assert fed(prompt.parser(), "get_time\n{}") == [("call", ("get_time", {}))]
     assert fed(prompt.parser(), "all\nHello") == [("text", "Hello")]
+
+
+@pytest.mark.parametrize("said", ["hi", "<think>", "what does </think> mean?", "t"])
+def test_what_the_user_says_about_thoughts_changes_nothing(said: str) -> None:
+    source = THINKER.replace("<think></think>{% endif", "<think></think>{% else %}<think>{% endif")
+    dialogue = Dialogue(Template(source))
+    messages = [{"role": "user", "content": said}]
+    assert dialogue.prompt(Turn(messages)).thinking
+    off = dialogue.prompt(Turn(messages, think=False))
+    assert not off.thinking and off.text.endswith("<think></think>")

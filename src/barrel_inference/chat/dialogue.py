@@ -19,6 +19,7 @@ from barrel_inference.chat.profile import Profile, study
 from barrel_inference.chat.reasoning import Think
 from barrel_inference.chat.template import ChatTemplate, Rendered
 from barrel_inference.chat.tools import grammar, harmony, instructions
+from barrel_inference.chat.tools.scan import common_prefix
 from barrel_inference.chat.tools.syntax import Syntax, Tools, parameters
 from barrel_inference.errors import InvalidRequestError, TemplateError, UnsupportedError
 from barrel_inference.types import Constraint
@@ -105,8 +106,9 @@ class Dialogue:
         if turn.think not in (None, False) and not self.can_think:
             raise UnsupportedError("this model does not think")
         tools = parameters(turn.tools)
-        rendered = self._replayed(turn, self._render(turn))
-        tail, thinking = self._thought(turn, rendered.text)
+        rendered = self._render(turn)
+        tail, thinking = self._thought(turn, self._opening(turn, rendered.text))
+        rendered = self._replayed(turn, rendered)
         shape = self.profile.shape._replace(syntax=self._syntax if tools and turn.choice != "none" else None)
         return Prompt(
             text=rendered.text + tail,
@@ -176,25 +178,25 @@ class Dialogue:
             messages = _instructed(messages, instructions.explain(turn.tools, self._syntax or instructions.SYNTAX))
         return conform(messages, self.profile.form, self._syntax or instructions.SYNTAX)
 
-    def _thought(self, turn: Turn, text: str) -> tuple[str, bool]:
+    def _opening(self, turn: Turn, text: str) -> str:
+        """The end of a prompt that opens the answer: what is there beside the messages."""
+        if turn.continue_final:
+            return ""
+        said = self.template.text(self._messages(turn), **self._values(turn))
+        return text[len(common_prefix(said, text)) :] or text[-40:]
+
+    def _thought(self, turn: Turn, opening: str) -> tuple[str, bool]:
         """What to add to the prompt for its thinking, and whether it then ends inside a thought."""
         thinking = self.profile.shape.thinking
         if thinking is None or turn.continue_final:
             return "", False
-        tail = text[-200:]
-        tail = tail[tail.rfind(self._last_text(turn)) + 1 :] if self._last_text(turn) in tail else tail
         if turn.think is False:
-            return self._unthought(tail, thinking), False
-        if reasoning.is_open(tail, thinking):
+            return self._unthought(opening, thinking), False
+        if reasoning.is_open(opening, thinking):
             return "", True
-        if thinking.close in tail or not self._must_open(turn):
+        if thinking.close in opening or not self._must_open(turn):
             return "", False
         return thinking.open if self._harmony else f"{thinking.open}\n", True
-
-    @staticmethod
-    def _last_text(turn: Turn) -> str:
-        content = turn.messages[-1].get("content")
-        return content[-100:] if isinstance(content, str) and content.strip() else "\0"
 
     def _unthought(self, tail: str, thinking: Thinking) -> str:
         return "" if self._harmony else reasoning.closed(tail, thinking)

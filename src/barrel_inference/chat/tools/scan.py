@@ -127,6 +127,8 @@ def held_back(text: str, markers: tuple[str, ...]) -> int:
 
 def common_prefix(one: str, other: str) -> str:
     """What both begin with."""
+    if other.startswith(one):  # by far the most frequent case, and prompts are long
+        return one
     size = min(len(one), len(other))
     return next((one[:index] for index in range(size) if one[index] != other[index]), one[:size])
 
