@@ -2,6 +2,12 @@
 
 import os
 
+from hypothesis import settings
+
 # On a busy machine OpenMP's threads spin away each other's time slices: a decode then takes seconds.
 # Read once, when llama.cpp is loaded, here and in the workers.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+# A deadline measures the machine; what may not take long has a test of its own.
+settings.register_profile("barrel", deadline=None)
+settings.load_profile("barrel")
