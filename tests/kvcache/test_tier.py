@@ -47,6 +47,18 @@ def test_many_parts_are_written_and_read(tmp_path: Path) -> None:
     assert [bytes(place) for place in places] == parts
 
 
+def test_what_is_no_file_neither_blocks_nor_is_followed(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    path = Path(tier.path(NS, name(1)))
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    assert tier.read(NS, name(1), [memoryview(bytearray(8))]) == 0
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="symbolic links"):
+        tier.read(NS, name(1), [memoryview(bytearray(8))])
+
+
 @pytest.mark.parametrize("quota", [0, -1])
 def test_a_quota_of_nothing_is_refused(tmp_path: Path, quota: int) -> None:
     with pytest.raises(ConfigError):

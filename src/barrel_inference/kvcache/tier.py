@@ -69,8 +69,9 @@ class Medium:
         temporary.rename(final)
 
     def read(self, path: str, places: Sequence[memoryview]) -> int:
-        """Fill ``places`` from the start of the file; fewer bytes than they hold when it is shorter."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        """Fill ``places`` from the start of the file; fewer bytes than they hold when it is shorter. What someone put
+        there that is no file (a FIFO, a link to a device) neither blocks nor is followed."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:
             return sum(os.readv(fd, places[at : at + IOV_MAX]) for at in range(0, len(places), IOV_MAX))
         finally:
