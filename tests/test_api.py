@@ -264,6 +264,37 @@ def test_a_forked_child_has_a_runtime_of_its_own() -> None:
     assert output.splitlines() == ["child []", "parent length"]
 
 
+def test_handles_of_a_closed_runtime_and_in_a_forked_child_are_refused_not_waited_for() -> None:
+    out = run_script("""
+        import os
+        import barrel_inference as bi
+        from barrel_inference.errors import NotLoadedError
+
+        def refused(model, stream):
+            for use in (lambda: model.complete("x"), model.info, lambda: next(stream)):
+                try:
+                    use()
+                except NotLoadedError:
+                    continue
+                return False
+            return True
+
+        runtime = bi.Runtime()
+        model = runtime.load_model(backend="stub")
+        stream = model.stream("x", max_tokens=1000)
+        next(stream)
+        if (child := os.fork()) == 0:
+            fine = refused(model, stream)
+            runtime.close()
+            os._exit(0 if fine else 1)
+        print(os.waitpid(child, 0)[1], model.complete("x", max_tokens=2).finish_reason)
+        runtime.close()
+        runtime.close()
+        print(refused(model, stream))
+    """)
+    assert out == "0 length\nTrue\n"
+
+
 def test_importing_starts_nothing_and_stays_light() -> None:
     output = run_script(
         """

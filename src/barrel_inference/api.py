@@ -21,6 +21,7 @@ from barrel_inference.aio.params import Prompt
 from barrel_inference.aio.runtime import AsyncRuntime, OnProgress
 from barrel_inference.aio.stream import AsyncStream
 from barrel_inference.config import RuntimeConfig
+from barrel_inference.errors import NotLoadedError
 from barrel_inference.kvcache.admin.content import NamespaceStats, Removed, Scrubbed
 from barrel_inference.options import config_file, layered
 from barrel_inference.types import (
@@ -56,6 +57,9 @@ class _LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a blocking call from within the runtime's own event loop would never return")
+        if not self.is_alive:
+            work.close()
+            raise NotLoadedError("the runtime is closed, or belongs to the process that this one was forked from")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout_s)
@@ -69,9 +73,17 @@ class _LoopThread:
 
         return self.run(work())
 
+    @property
+    def is_alive(self) -> bool:
+        """False after ``stop``, and in a forked child, which has none of its parent's threads."""
+        return self._thread.is_alive()
+
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Start a coroutine that nobody waits for."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
+        if self.is_alive:
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+        else:
+            work.close()
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -275,6 +287,9 @@ class Runtime:
         return self._loop.call(self._runtime.start_tier, name, kind, path, quota_bytes)
 
     def close(self, timeout_s: float | None = None) -> None:
+        """Unload everything; safe to call twice."""
+        if not self._loop.is_alive:
+            return
         try:
             self._loop.run(self._runtime.close(), timeout_s)
         finally:
