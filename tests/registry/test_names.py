@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrel_inference.errors import InvalidNameError
-from barrel_inference.registry.names import ModelName, name_of, parse_digest, parse_name, parse_spec, safe_name
+from barrel_inference.registry.names import (
+    ModelName,
+    is_shortest,
+    name_of,
+    parse_digest,
+    parse_name,
+    parse_spec,
+    safe_name,
+)
 
 HEX = "a1" * 32
 
@@ -51,6 +59,16 @@ def test_any_text_is_a_safe_name_or_refused(text: str) -> None:
     assert not {"/", "\\", "\0"} & set(name.directory + name.tag)
     assert name.directory not in (".", "..") and not name.directory.startswith((".", "-"))
     assert len(name.directory.encode()) <= 255
+
+
+@given(st.text(alphabet="aA._-/:0") | st.text() | st.sampled_from(["library/x", "registry.ollama.ai/a/b", "/x", "x/"]))
+def test_the_quick_check_agrees_with_the_parser(text: str) -> None:
+    name = ModelName(text, "latest")
+    try:
+        expected = parse_name(f"{text}:latest") == name
+    except InvalidNameError:
+        expected = False
+    assert is_shortest(name) is expected
 
 
 @given(st.text())

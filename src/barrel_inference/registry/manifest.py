@@ -10,7 +10,7 @@ import msgspec
 
 from barrel_inference.errors import ManifestError
 from barrel_inference.registry.gguf import GgufInfo
-from barrel_inference.registry.names import ModelName, parse_digest, parse_name
+from barrel_inference.registry.names import ModelName, is_shortest, parse_digest
 
 DEFAULT_CONTEXT = 4096
 MAX_MANIFEST_BYTES = 16 << 20
@@ -69,7 +69,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def digests(self) -> tuple[str, ...]:
-        return tuple(file.digest for file in self.files)
+        more = (*self.shards, *self.adapters, *((self.projector,) if self.projector else ()))
+        return (self.digest, *(file.digest for file in more if file.digest != self.digest))
 
     @property
     def total_bytes(self) -> int:
@@ -102,9 +103,9 @@ def decode(content: bytes) -> Manifest:
             raise ManifestError("not a JSON object")
         extra = {key: value[key] for key in value.keys() - _FIELDS}
         manifest = msgspec.convert({**value, "extra": extra} if extra else value, Manifest)
-        for file in manifest.files:
-            parse_digest(file.digest)
-        if parse_name(str(manifest.model_name)) != manifest.model_name:
+        for digest in manifest.digests:
+            parse_digest(digest)
+        if not is_shortest(manifest.model_name):
             raise ManifestError(f"it names {manifest.model_name}, which is not in shortest form")
     except msgspec.MsgspecError as error:
         raise ManifestError(str(error) if content.strip(b"\0 \n") else "empty") from None

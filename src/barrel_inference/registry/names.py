@@ -86,6 +86,18 @@ def parse_name(text: str) -> ModelName:
     return shortest
 
 
+def is_shortest(name: ModelName) -> bool:
+    """Whether this is a valid name in the form that ``parse_name`` gives it."""
+    namespace, _, model = name.name.rpartition("/")
+    usual = not namespace or (_NAMESPACE.fullmatch(namespace) and namespace.lower() != DEFAULT_NAMESPACE)
+    if usual and _PART.fullmatch(model) and _PART.fullmatch(name.tag):
+        return not name.name.startswith("/")  # most names, and a thousand must be checked in milliseconds
+    try:
+        return parse_name(str(name)) == name
+    except InvalidNameError:
+        return False
+
+
 def split_tag(text: str) -> tuple[str, str | None]:
     """``name:tag`` at its last colon, unless that belongs to a host's port."""
     name, colon, tag = text.rpartition(":")
