@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from barrel_inference.worker.process import LINE_BYTES, TAIL_LINES, WorkerProcess
+from barrel_inference.worker.process import LINE_BYTES, OPENMP_SPINS, TAIL_LINES, WorkerProcess, worker_environment
 
 PYTHON = [sys.executable, "-c"]
 
@@ -67,3 +67,9 @@ async def test_a_program_that_does_not_exist_leaves_no_descriptor() -> None:
     with pytest.raises(FileNotFoundError):
         WorkerProcess.spawn("m", ["/nonexistent"])
     assert psutil.Process().num_fds() == before
+
+
+def test_openmp_spins_briefly_unless_the_user_says_otherwise() -> None:
+    assert worker_environment({"A": "b"}) == {"A": "b", "GOMP_SPINCOUNT": OPENMP_SPINS}
+    assert worker_environment({"GOMP_SPINCOUNT": "5"}) == {"GOMP_SPINCOUNT": "5"}
+    assert worker_environment({"OMP_WAIT_POLICY": "active"}) == {"OMP_WAIT_POLICY": "active"}

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from barrel_inference.config import LoadOptions
@@ -27,6 +28,7 @@ from barrel_inference.worker.messages import PROTOCOL, Failed, Load, Progress, R
 
 TAIL_LINES = 60
 LINE_BYTES = 2_000
+OPENMP_SPINS = "2000"
 
 _log = logging.getLogger(__name__)
 _levels = logging.getLevelNamesMapping()
@@ -35,6 +37,17 @@ _levels = logging.getLevelNamesMapping()
 def worker_command() -> list[str]:
     """``-P``: a file named like a module in the caller's working directory must not be imported instead of it."""
     return [sys.executable, "-P", "-m", "barrel_inference.worker"]
+
+
+def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Ours, and how long OpenMP's threads spin before they sleep, unless the user has an opinion.
+
+    As they are, they spin for milliseconds: as fast as any value while the cores are free, but when another process has
+    one of them, each operation of the model waits for a whole time slice, and a token takes seconds.
+    """
+    if "OMP_WAIT_POLICY" in environ:
+        return dict(environ)
+    return {"GOMP_SPINCOUNT": OPENMP_SPINS, **environ}
 
 
 class WorkerProcess:
@@ -58,6 +71,7 @@ class WorkerProcess:
             popen = subprocess.Popen(
                 [*command, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
+                env=worker_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
