@@ -16,7 +16,7 @@ DEFAULT_CONTEXT = 4096
 MAX_MANIFEST_BYTES = 16 << 20
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One more file a model needs: a shard, a projector, an adapter."""
 
     digest: str
@@ -25,7 +25,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scale: float = 1.0  # adapters only
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Everything needed to list, show and load the model without opening its file. ``extra`` keeps unknown fields."""
 
     name: str

@@ -24,6 +24,8 @@ from barrel_inference.registry.names import BUILT_IN, ModelName, is_path, name_o
 SUFFIX = ".json"
 BAD = ".bad"
 
+Stamp = tuple[int, int, int]  # inode, size, time: tells one content of a path from another
+
 
 class Broken(NamedTuple):
     """A manifest that cannot be read, and why."""
@@ -40,7 +42,7 @@ class Listing(NamedTuple):
 class Store:
     def __init__(self, root: Root) -> None:
         self._root = root
-        self._cache: dict[str, tuple[tuple[int, int, int], Manifest]] = {}
+        self._cache: dict[str, tuple[Stamp, Manifest]] = {}
 
     def list(self) -> Listing:
         """Every manifest, newest first, and every one that is unreadable."""
@@ -131,39 +133,37 @@ class Store:
 
     def _paths(self) -> Iterator[str]:
         """Every manifest's path, as plain text: a thousand of them must take milliseconds."""
-        for directory in _scan(str(self._root.manifests)):
-            if directory.is_dir(follow_symlinks=False):
-                yield from (
-                    entry.path for entry in _scan(directory.path) if entry.name.endswith((SUFFIX, SUFFIX + BAD))
-                )
+        for directory in _folders(str(self._root.manifests)):
+            with contextlib.suppress(FileNotFoundError):  # its last tag was removed a moment ago
+                for name in os.listdir(directory):  # noqa: PTH208
+                    if name.endswith((SUFFIX, SUFFIX + BAD)):
+                        yield f"{directory}/{name}"
 
     def _read(self, path: str) -> Manifest:
         if path.endswith(BAD):
             raise ManifestError("unreadable, set aside; pull the model again or remove it")
-        status = os.stat(path)  # noqa: PTH116 - see _paths
-        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
         cached = self._cache.get(path)
-        if cached is None or cached[0] != stamp:
-            cached = self._cache[path] = (stamp, self._load(path, status.st_size, status.st_ino))
+        if cached is None or cached[0] != _stamp(os.stat(path)):  # noqa: PTH116 - see _paths
+            cached = self._cache[path] = self._load(path)
         return cached[1]
 
-    def _load(self, path: str, size: int, inode: int) -> Manifest:
-        if size > MAX_MANIFEST_BYTES:
-            raise ManifestError(f"{size} bytes long, the limit is {MAX_MANIFEST_BYTES}")
+    def _load(self, path: str) -> tuple[Stamp, Manifest]:
         try:
-            return decode(_content(path))
+            stamp, content = _content(path)
         except FileNotFoundError:
             raise
         except OSError as error:  # a matter of permissions, not of content: nothing to set aside
             raise ManifestError(f"cannot be read: {(error.strerror or str(error)).lower()}") from None
+        try:
+            return stamp, decode(content)
         except (ManifestError, InvalidNameError) as error:
-            self._set_aside(Path(path), inode)
+            self._set_aside(Path(path), stamp)
             raise ManifestError(f"unreadable manifest of {_display(path)}: {error.message}") from None
 
-    def _set_aside(self, path: Path, inode: int) -> None:
+    def _set_aside(self, path: Path, stamp: Stamp) -> None:
         """Only if it is still the file that was read, and only when nobody is changing anything: else the next time."""
         with contextlib.suppress(OSError, ReadOnlyError), self._root.try_lock() as held:
-            if held and path.stat().st_ino == inode:
+            if held and _stamp(path.stat()) == stamp:
                 path.replace(path.with_name(path.name + BAD))
 
 
@@ -176,21 +176,28 @@ class Ground(NamedTuple):
     options: RegistryOpts
 
 
-def _content(path: str) -> bytes:
+def _content(path: str) -> tuple[Stamp, bytes]:
     """A file object for each of a thousand files would take as long as all the rest."""
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     try:
-        return os.read(fd, min(os.fstat(fd).st_size, MAX_MANIFEST_BYTES))
+        stamp = _stamp(os.fstat(fd))
+        if stamp[1] > MAX_MANIFEST_BYTES:
+            raise ManifestError(f"{stamp[1]} bytes long, the limit is {MAX_MANIFEST_BYTES}")
+        return stamp, os.read(fd, stamp[1])
     finally:
         os.close(fd)
 
 
-def _scan(directory: str) -> list[os.DirEntry[str]]:
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _folders(directory: str) -> list[str]:
     try:
         with os.scandir(directory) as entries:
-            return list(entries)
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
-        return []  # nothing installed, or its last tag removed a moment ago
+        return []  # nothing was ever installed
 
 
 def _same_but_case(directory: Path, name: str) -> Path:
