@@ -31,9 +31,9 @@ ALL = (
 def main() -> None:
     options = _options()
     folder = Path(tempfile.gettempdir()) / "barrel-bench-quick" if options.quick else report.RESULTS
-    with setting(
-        asyncio.run(find(options.model)).path or "", 1 if options.quick else options.rounds, options.quick
-    ) as chosen:
+    path = asyncio.run(find(options.model)).path or ""
+    rounds = 1 if options.quick else options.rounds
+    with setting(path, rounds, options.quick, tuple(options.lengths)) as chosen:
         for name in options.names or ALL:
             benchmark = importlib.import_module(f"benchmarks.{name}")
             for table in asyncio.run(benchmark.measure(chosen)):
@@ -46,6 +46,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", choices=[*ALL, []], metavar="NAME", help=", ".join(ALL))
     parser.add_argument("--model", default="smollm2:135m", help="a GGUF path or a registry name")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[], metavar="TOKENS", help="prompt lengths for ttft")
     parser.add_argument("--quick", action="store_true", help="small sizes, one round, results to a temporary folder")
     return parser.parse_args()
 

@@ -37,6 +37,7 @@ class Setting:
     scratch: Path
     rounds: int = 3
     quick: bool = False
+    lengths: tuple[int, ...] = ()  # of prompts, where a benchmark has several; () = its own
 
     @property
     def threads(self) -> int:
@@ -48,10 +49,10 @@ class Setting:
 
 
 @contextlib.contextmanager
-def setting(model_path: str, rounds: int, quick: bool) -> Iterator[Setting]:
+def setting(model_path: str, rounds: int, quick: bool, lengths: tuple[int, ...] = ()) -> Iterator[Setting]:
     scratch = Path(tempfile.mkdtemp(prefix="barrel-bench-", dir=Path.cwd()))
     try:
-        yield Setting(model_path, scratch, rounds, quick)
+        yield Setting(model_path, scratch, rounds, quick, lengths)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

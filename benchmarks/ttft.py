@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 async def measure(chosen: Setting) -> list[Table]:
     rows = []
     same_text = True
-    for n_tokens in LENGTHS[:2] if chosen.quick else LENGTHS:
+    for n_tokens in chosen.lengths or (LENGTHS[:2] if chosen.quick else LENGTHS):
         samples: list[Sample] = []
         for turn in range(chosen.rounds):
             mine = await _turn(chosen, n_tokens, seed=n_tokens * 1000 + turn)
