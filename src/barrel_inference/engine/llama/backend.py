@@ -59,12 +59,21 @@ class LlamaBackend:
         self.info = read_info(self._weights, options, context=self._context, flash_attn=flash_attn)
         self._batch = Batch(self.info.n_batch)
         self._candidates = Candidates(self.info.n_vocab)
+        if model_opts.prefetch:
+            self._warm_up()
 
     def _open(self) -> bool:
         self._context, flash_attn = open_context(self._weights, self._options.context_opts)
         self._memory = lib.llama_get_memory(self._context)
         self._watchdog.attach(self._context)
         return flash_attn
+
+    def _warm_up(self) -> None:
+        """What the first request would otherwise pay for: the first decode allocates and reads all weights."""
+        _ = self._vocabulary.eog_tokens
+        if self.info.has_memory and not self.info.embeddings:
+            self.decode([Slice(self.scratch, 0, (0,), want_logits=True)], None)
+            self.seq_remove(self.scratch, -1, -1)
 
     # ---- vocabulary
 
