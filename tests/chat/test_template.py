@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from barrel_inference.chat.fallbacks import TEMPLATES, pick
-from barrel_inference.chat.template import MAX_BOUNDARIES, Template
+from barrel_inference.chat.template import Template
 from barrel_inference.errors import InvalidRequestError, TemplateError
 
 TALK = [
@@ -25,9 +25,9 @@ def test_boundaries_are_message_ends() -> None:
 def test_of_a_long_conversation_the_first_and_the_last_boundaries_are_given() -> None:
     long = [TALK[0], *(TALK[1:3] * 20)]
     rendered = Template("chatml").render(long)
-    assert len(rendered.boundaries) == MAX_BOUNDARIES
-    assert rendered.text[: rendered.boundaries[0]] == Template("chatml").text(long[:1])
-    assert rendered.boundaries[-1] == len(Template("chatml").text(long))
+    ends = [len(Template("chatml").text(long[:count])) for count in (1, len(long) - 1, len(long))]
+    assert rendered.boundaries == tuple(ends)
+    assert rendered.opening == ends[-1]
 
 
 def test_a_template_that_rewrites_its_head_has_no_boundary_there() -> None:

@@ -19,7 +19,6 @@ from barrel_inference.chat.profile import Profile, study
 from barrel_inference.chat.reasoning import Think
 from barrel_inference.chat.template import ChatTemplate, Rendered
 from barrel_inference.chat.tools import grammar, harmony, instructions
-from barrel_inference.chat.tools.scan import common_prefix
 from barrel_inference.chat.tools.syntax import Syntax, Tools, parameters
 from barrel_inference.errors import InvalidRequestError, TemplateError, UnsupportedError
 from barrel_inference.types import Constraint
@@ -107,7 +106,7 @@ class Dialogue:
             raise UnsupportedError("this model does not think")
         tools = parameters(turn.tools)
         rendered = self._render(turn)
-        tail, thinking = self._thought(turn, self._opening(turn, rendered.text))
+        tail, thinking = self._thought(turn, rendered.text[rendered.opening :] or rendered.text[-40:])
         rendered = self._replayed(turn, rendered)
         shape = self.profile.shape._replace(syntax=self._syntax if tools and turn.choice != "none" else None)
         return Prompt(
@@ -177,13 +176,6 @@ class Dialogue:
         if turn.tools and not self.profile.form.native_definitions:
             messages = _instructed(messages, instructions.explain(turn.tools, self._syntax or instructions.SYNTAX))
         return conform(messages, self.profile.form, self._syntax or instructions.SYNTAX)
-
-    def _opening(self, turn: Turn, text: str) -> str:
-        """The end of a prompt that opens the answer: what is there beside the messages."""
-        if turn.continue_final:
-            return ""
-        said = self.template.text(self._messages(turn), **self._values(turn))
-        return text[len(common_prefix(said, text)) :] or text[-40:]
 
     def _thought(self, turn: Turn, opening: str) -> tuple[str, bool]:
         """What to add to the prompt for its thinking, and whether it then ends inside a thought."""

@@ -17,20 +17,23 @@ import jinja2.meta
 
 from barrel_inference.chat.environment import DEFAULT_LIMITS, ChatEnvironment, Limits, render
 from barrel_inference.chat.fallbacks import TEMPLATES
+from barrel_inference.chat.tools.scan import common_prefix
 from barrel_inference.errors import InvalidRequestError, TemplateError
 
 Messages = Sequence[Mapping[str, Any]]
 
-MAX_BOUNDARIES = 8  # each one costs a rendering
+_LAST = 2  # messages at the end of a long conversation whose ends are looked for: each costs a rendering
+_FEW = 8  # messages; of so few all ends are
 _CUT = "\ue000\ue001\ue000"  # private-use characters: no template strips, escapes or writes them
 
 
 class Rendered(NamedTuple):
     """``boundaries``: character offsets at which messages end, ascending; of long conversations only the first and the
-    last ones."""
+    last ones. ``opening``: where the messages end and what opens the answer begins."""
 
     text: str
     boundaries: tuple[int, ...] = ()
+    opening: int = 0
 
 
 class ChatTemplate(ABC):
@@ -67,7 +70,9 @@ class ChatTemplate(ABC):
             text = self._open_ended(messages, values)
         else:
             text = self.text(messages, add_generation_prompt=add_generation_prompt, **values)
-        return Rendered(text, self._boundaries(text, messages, values))
+        said = self.text(messages, **values)
+        ends = self._ends(text, messages[:-1], values) + [len(said)] * text.startswith(said)
+        return Rendered(text, tuple(sorted({end for end in ends if end})), len(common_prefix(said, text)))
 
     def _open_ended(self, messages: Messages, values: Mapping[str, Any]) -> str:
         last = messages[-1]
@@ -80,12 +85,12 @@ class ChatTemplate(ABC):
             raise TemplateError("the chat template leaves out the message that is to be continued")
         return head.replace(_CUT, "")
 
-    def _boundaries(self, text: str, messages: Messages, values: Mapping[str, Any]) -> tuple[int, ...]:
-        counts = range(1, len(messages) + 1)
-        if len(counts) > MAX_BOUNDARIES:
-            counts = [1, *counts[1 - MAX_BOUNDARIES :]]  # type: ignore[assignment]
-        ends = (self._end(text, messages[:count], values) for count in counts)
-        return tuple(sorted({end for end in ends if end}))
+    def _ends(self, text: str, messages: Messages, values: Mapping[str, Any]) -> list[int]:
+        """Where these messages end in ``text``; of many only the first and some of the last."""
+        counts = list(range(1, len(messages) + 1))
+        if len(counts) > _FEW:
+            counts = [1, *counts[-_LAST + 1 :]]
+        return [self._end(text, messages[:count], values) for count in counts]
 
     def _end(self, text: str, head: Messages, values: Mapping[str, Any]) -> int:
         """Where ``head`` ends in ``text``; 0 when it is no prefix of it, or the template refuses it alone."""
