@@ -113,7 +113,6 @@ class Mask:
         else:
             self._tail = self._tail[-len(self._start_after) :]
 
-
     def _begin_with(self, text: str) -> None:
         """What its token holds behind the text that arms the constraint belongs to the constrained part, as far as
         the grammar allows it (white space may be no part of it)."""
