@@ -30,6 +30,7 @@ def generate(**more: Any) -> tuple[str, dict[str, Any]]:
             chat(think="very"),
             'invalid think value: "very" (must be "high", "medium", "low", "max", true, or false)',
         ),
+        (chat(think=True), '"stub" does not support thinking'),
         (chat(keep_alive="300"), 'time: missing unit in duration "300"'),
         (chat(logprobs=True, top_logprobs=21), "top_logprobs must be between 0 and 20"),
         (generate(raw=True, system="x"), "raw mode does not support template, system, or context"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -9,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from barrel_inference.errors import UnsupportedError
 from barrel_inference.server import chat, neutral
 from barrel_inference.server.fitting import fitted
 from barrel_inference.server.http import record
@@ -150,6 +152,8 @@ class Generating:
         wish = translate.wish(found)
         self._service.check(asked)
         async with self._service.lease(body.model, wish, body.keep_alive) as lease:
+            if asked.think:
+                await _require_thinking(lease, asked)
             if context or body.debug_render_only:
                 text = await chat.render(lease.model, self._service.whole(lease, asked, wish))
             if body.debug_render_only:
@@ -200,6 +204,13 @@ class Generating:
             keep_alive=body.keep_alive,
         )
         return await self._service.embed(asked, translate.wish(translate.options(body.options)))
+
+
+async def _require_thinking(lease: Lease, asked: neutral.ChatRequest) -> None:
+    """In Ollama's words, with the name as the client wrote it."""
+    template = asked.chat_template or lease.entry.template
+    if not (await asyncio.to_thread(chat.features, lease.model.info(), template)).thinking:
+        raise UnsupportedError(f'"{asked.model}" does not support thinking', capability="thinking")
 
 
 async def _chat_pieces(events: AsyncGenerator[neutral.Event, None], writer: Writer, load_s: float) -> Pieces:
