@@ -124,3 +124,7 @@ def test_writes_leave_no_temporary_files(store: Store) -> None:
 )
 def test_what_the_file_system_refuses(number: int, code: str) -> None:
     assert os_error(OSError(number, os.strerror(number)), Path("x")).code == code
+
+
+def test_the_format_is_written_though_it_is_the_default() -> None:
+    assert json.loads(encode(manifest()))["format"] == "gguf"

@@ -55,7 +55,7 @@ class Feed:
 
     @staticmethod
     def _is_due(current: Event, shown: Event | None, silent_s: float) -> bool:
-        return current is not shown or ("completed" in current and silent_s >= BEAT_S)
+        return current is not shown or ("completed" in current and silent_s + TICK_S > BEAT_S)
 
     async def _stop(self) -> None:
         if not self._task.done():

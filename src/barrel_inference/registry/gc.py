@@ -48,9 +48,12 @@ def mark_uploaded(tmp: Path, digest: str) -> None:
 
 
 def _blobs(ground: Ground, manifests: list[Manifest], held: set[str], now: float) -> list[tuple[str, Path]]:
+    mentioned = ground.store.mentioned_digests()
+    if mentioned is None:
+        return []
     uploaded = {p.stem for p in ground.root.tmp.glob("*.uploaded") if now - p.stat().st_mtime < UPLOAD_KEEP_S}
     needed = {digest[7:] for manifest in manifests for digest in manifest.digests}
-    needed |= held | uploaded | ground.store.broken_digests()
+    needed |= held | uploaded | mentioned
     return [
         ("shards" if path.suffix == ".shards" else "blob", path)
         for digest, path in ground.blobs.entries()
@@ -60,6 +63,8 @@ def _blobs(ground: Ground, manifests: list[Manifest], held: set[str], now: float
 
 def _refs(ground: Ground, manifests: list[Manifest]) -> list[tuple[str, Path]]:
     """A ref lives as long as a manifest uses the blob it points to."""
+    if ground.store.mentioned_digests() is None:
+        return []
     used = {manifest.blob_path for manifest in manifests}
     refs = ground.root.refs.glob("*.ref")
     return [("ref", path) for path in refs if path.read_text("utf-8", "surrogateescape").strip() not in used]

@@ -113,7 +113,7 @@ def decode(content: bytes) -> Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    value = msgspec.to_builtins(manifest)
+    value = {"format": manifest.format, **msgspec.to_builtins(manifest)}  # also where it is the default
     return msgspec.json.format(msgspec.json.encode({**value.pop("extra", {}), **value}), indent=1) + b"\n"
 
 

@@ -102,12 +102,16 @@ class Store:
         path = self.path(name)
         return path.exists() or path.with_name(path.name + BAD).exists()
 
-    def broken_digests(self) -> set[str]:
-        """Digests that unreadable manifests mention: gc must not take the weights of one that a repair could save."""
+    def mentioned_digests(self) -> set[str] | None:
+        """Digests that manifests mention, unreadable ones too: gc must not take the weights of one that a repair could
+        save. None when one mentions none (a power cut leaves it empty): nobody can tell which weights were its own."""
         found: set[str] = set()
         for path in self._paths():
             content = Path(path).read_bytes()[:MAX_MANIFEST_BYTES]
-            found.update(match.decode() for match in re.findall(rb"sha256[:-]([0-9a-f]{64})", content))
+            mentioned = re.findall(rb"sha256[:-]([0-9a-f]{64})", content)
+            if not mentioned:
+                return None
+            found.update(match.decode() for match in mentioned)
         return found
 
     def _by_name(self, text: str) -> Manifest | None:
