@@ -309,6 +309,18 @@ async def test_two_processes_pull_the_same(hub: Hub, registry: Registry) -> None
     assert hub.sent_bytes < len(content) + (1 << 20)  # only one of them fetched it
 
 
+@pytest.mark.parametrize("source", ["hf://Org/Repo", "file"])
+async def test_a_pull_repairs_a_damaged_blob(hub: Hub, registry: Registry, tmp_path: Path, source: str) -> None:
+    hub.repository("Org/Repo", {"m.gguf": CONTENT})
+    await pull(registry, "hf://Org/Repo")
+    blob = Path(registry.resolve("Org/Repo").blob_path)
+    blob.write_bytes(bytes([CONTENT[0] ^ 1]) + CONTENT[1:])
+    own = tmp_path / "m.gguf"
+    own.write_bytes(CONTENT)
+    await pull(registry, str(own) if source == "file" else source)
+    assert blob.read_bytes() == CONTENT
+
+
 async def test_progress_is_told_while_nothing_arrives(hub: Hub, registry: Registry) -> None:
     hub.repository("Org/Repo", {"m.gguf": CONTENT})
     resource = hub.resources["/cdn/Org/Repo/m.gguf"]

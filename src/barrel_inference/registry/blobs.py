@@ -36,6 +36,13 @@ class Blobs:
             return False
         return stat.S_ISREG(status.st_mode) and size in (None, status.st_size)
 
+    def is_sound(self, digest: str) -> bool:
+        """Whether the blob's bytes are still those of its name; reads all of it."""
+        try:
+            return hash_file(self.path(digest)) == digest
+        except (OSError, ModelFileError):
+            return False
+
     def adopt(self, file: Path, digest: str) -> Path:
         """Give a finished, verified and synced file its name. Atomic; an equal blob may be there already."""
         target = self.path(digest)
@@ -47,7 +54,7 @@ class Blobs:
     def link(self, file: Path, digest: str) -> Path:
         """Register a user's own file without copying: a hard link where the file system allows, else itself."""
         target = self.path(digest)
-        if self.has(digest, file.stat().st_size):
+        if self.has(digest, file.stat().st_size) and self.is_sound(digest):
             return target
         temporary = self._root.tmp / f"{uuid.uuid4().hex}.link"
         try:

@@ -82,8 +82,15 @@ class Installation:
 
     # ---- from the network
 
+    async def _claim_sound(self, digest: str, size: int | None) -> Brought | None:
+        """A pull repairs: a blob that is here counts only if its bytes still are what they should be."""
+        here = await self.claim(digest, size)
+        if here is None or not await asyncio.to_thread(self._ground.blobs.is_sound, digest):
+            return None
+        return here
+
     async def _fetch(self, remote: Remote, network: Network, previous: Manifest | None) -> Brought:
-        if remote.digest and (here := await self.claim(remote.digest, remote.size)):
+        if remote.digest and (here := await self._claim_sound(remote.digest, remote.size)):
             self._progress(remote, here.size_bytes, here.size_bytes)
             return here
         part = await self._acquire(remote)
@@ -112,13 +119,13 @@ class Installation:
     async def _finished_meanwhile(self, remote: Remote, network: Network, previous: Manifest | None) -> Brought | None:
         """The blob, if somebody else has just brought it or the server still has the version we installed before."""
         if remote.digest:
-            return await self.claim(remote.digest, remote.size)
+            return await self._claim_sound(remote.digest, remote.size)
         if previous is None or previous.shards or not previous.origin.get("validator"):
             return None
         version, _ = await Server(network, remote, self._ground.options, asyncio.sleep).probe()
         if version.if_range != previous.origin["validator"] or version.size != previous.size_bytes:
             return None
-        here = await self.claim(previous.digest, previous.size_bytes)
+        here = await self._claim_sound(previous.digest, previous.size_bytes)
         return here._replace(version=version) if here else None
 
     def _require_gguf(self, part: Part, name: str) -> None:
