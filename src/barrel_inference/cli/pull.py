@@ -12,6 +12,9 @@ from barrel_inference.cli.installed import registry
 from barrel_inference.cli.progress import Lines, follow
 from barrel_inference.cli.report import EXIT_INTERRUPTED
 
+KEPT = "what has arrived is kept, and the same command goes on from there"
+NOT_KEPT = "nothing of it could be kept; the same command begins again"
+
 Json = Annotated[bool, typer.Option("--json", help="Print every event as a line of JSON.")]
 
 
@@ -31,11 +34,13 @@ def pull(
 
     Example: barrel-inference pull hf://Qwen/Qwen2.5-7B-Instruct-GGUF
     """
-    events = registry().pull(spec, name=name, insecure=insecure)
+    here = registry()
+    events = here.pull(spec, name=name, insecure=insecure)
     try:
         asyncio.run(follow(events, JsonLines() if json else None))
     except KeyboardInterrupt:
-        typer.echo("interrupted: what has arrived is kept, and the same command goes on from there", err=True)
+        is_kept = any(here.root.glob("tmp/*.part"))  # pip keeps nothing of a wheel
+        typer.echo(f"interrupted: {KEPT if is_kept else NOT_KEPT}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
