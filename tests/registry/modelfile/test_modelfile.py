@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from barrel_inference.errors import DirectiveError, ModelfileError
@@ -180,6 +180,7 @@ def test_round_trip(modelfile: Modelfile) -> None:
     assert parse(render(modelfile).encode()) == modelfile
 
 
+@example("\f")
 @given(st.text() | st.text(alphabet='FROMSYTE "\n#aPARAMETRx'))
 def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:

@@ -84,7 +84,7 @@ class _Scanner:
 
     def _directive(self, line: int) -> str:
         match = _WORD.match(self._text, self._pos)
-        word = match[0] if match else self._text[self._pos : self._pos + 20].split()[0]
+        word = match[0] if match else (self._text[self._pos : self._pos + 20].split() or ["?"])[0]
         self._pos = match.end() if match else self._pos
         if word.lower() not in DIRECTIVES or (self._pos < len(self._text) and self._text[self._pos] not in " \t\r\n"):
             known = ", ".join(directive.upper() for directive in DIRECTIVES)
