@@ -51,10 +51,11 @@ class Blobs:
             sync_directory(target.parent)
         return target
 
-    def link(self, file: Path, digest: str) -> Path:
-        """Register a user's own file without copying: a hard link where the file system allows, else itself."""
+    def link(self, file: Path, digest: str, *, keep: bool) -> Path:
+        """Register a user's own file without copying: a hard link where the file system allows, else itself. ``keep``:
+        a blob that is here already is sound."""
         target = self.path(digest)
-        if self.has(digest, file.stat().st_size) and self.is_sound(digest):
+        if keep and self.has(digest, file.stat().st_size):
             return target
         temporary = self._root.tmp / f"{uuid.uuid4().hex}.link"
         try:

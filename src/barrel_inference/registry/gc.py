@@ -33,9 +33,10 @@ def collect(ground: Ground, now: float, *, dry_run: bool) -> list[Removed]:
     with ground.root.lock(), writing(ground.root.path):
         manifests = ground.store.list().manifests
         held = leased(ground.root.tmp)
+        mentioned = ground.store.mentioned_digests()
         garbage = [
-            *_blobs(ground, manifests, held, now),
-            *_refs(ground, manifests),
+            *([] if mentioned is None else _blobs(ground, manifests, held | mentioned, now)),
+            *([] if mentioned is None else _refs(ground, manifests)),
             *_temporary_files(ground),
             *_unfinished(ground.root.tmp, held, now, ground.options.part_keep_days * 86400),
         ]
@@ -48,12 +49,9 @@ def mark_uploaded(tmp: Path, digest: str) -> None:
 
 
 def _blobs(ground: Ground, manifests: list[Manifest], held: set[str], now: float) -> list[tuple[str, Path]]:
-    mentioned = ground.store.mentioned_digests()
-    if mentioned is None:
-        return []
     uploaded = {p.stem for p in ground.root.tmp.glob("*.uploaded") if now - p.stat().st_mtime < UPLOAD_KEEP_S}
     needed = {digest[7:] for manifest in manifests for digest in manifest.digests}
-    needed |= held | uploaded | mentioned
+    needed |= held | uploaded
     return [
         ("shards" if path.suffix == ".shards" else "blob", path)
         for digest, path in ground.blobs.entries()
@@ -63,8 +61,6 @@ def _blobs(ground: Ground, manifests: list[Manifest], held: set[str], now: float
 
 def _refs(ground: Ground, manifests: list[Manifest]) -> list[tuple[str, Path]]:
     """A ref lives as long as a manifest uses the blob it points to."""
-    if ground.store.mentioned_digests() is None:
-        return []
     used = {manifest.blob_path for manifest in manifests}
     refs = ground.root.refs.glob("*.ref")
     return [("ref", path) for path in refs if path.read_text("utf-8", "surrogateescape").strip() not in used]

@@ -181,9 +181,10 @@ class Installation:
             return self._ground.blobs.adopt(path, digest)
 
     def _link(self, path: Path, digest: str) -> Path:
+        is_sound = self._ground.blobs.is_sound(digest)  # reads all of it: not under the lock
         with self._ground.root.lock():
             self._hold(digest)
-            return self._ground.blobs.link(path, digest)
+            return self._ground.blobs.link(path, digest, keep=is_sound)
 
     def _hold(self, digest: str) -> None:
         if self._lease is None:
