@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS
 
-GRAIN = 32  # budgeted chunks are multiples of it: smaller ones waste the matrix kernels
-STEP_BUDGET_S = 0.4  # for a step in which others decode: their gap stays under 0.5 s
+GRAIN = 16  # budgeted chunks are multiples of it
+SMALL_CHUNK = 32  # the least; below TILED_ROWS another attention kernel works, which is slow deep in a context
+SMALL_GAIN = 0.65  # a small chunk that takes more of a tile's time than this is not worth its throughput
+STEP_BUDGET_S = 0.45  # for a step in which others decode: their gap stays under 0.5 s
 EWMA_WEIGHT = 0.3
 
 
@@ -46,7 +48,8 @@ class Feed(NamedTuple):
 class Costs(NamedTuple):
     """Measured, in seconds; moving averages, 0 = unknown."""
 
-    prefill_s: float = 0.0  # a prompt token
+    prefill_s: float = 0.0  # a prompt token, in a step of at least TILED_ROWS
+    small_s: float = 0.0  # a prompt token, in a smaller one
     decode_s: float = 0.0  # a step that only decodes
 
     def prefill_part(self, n_prefill: int, n_decode: int, elapsed_s: float) -> float:
@@ -59,10 +62,20 @@ class Costs(NamedTuple):
         """The averages with one more step in them."""
         if not n_prefill:
             return self._replace(decode_s=_average(self.decode_s, elapsed_s))
-        if n_prefill < GRAIN:  # too few to tell
-            return self
         sample = self.prefill_part(n_prefill, n_decode, elapsed_s) / n_prefill
-        return self._replace(prefill_s=_average(self.prefill_s, sample))
+        if n_prefill + n_decode >= TILED_ROWS:
+            return self._replace(prefill_s=_average(self.prefill_s, sample))
+        if n_prefill >= SMALL_CHUNK:
+            return self._replace(small_s=_average(self.small_s, sample))
+        return self  # too few to tell
+
+    def chunk(self) -> int:
+        """How many prompt tokens a step should read in which others decode."""
+        affordable = int((STEP_BUDGET_S - self.decode_s) / self.prefill_s) if self.prefill_s else 0
+        if affordable >= TILED_ROWS:
+            return affordable // GRAIN * GRAIN
+        is_small_quick = SMALL_CHUNK * self.small_s <= SMALL_GAIN * TILED_ROWS * self.prefill_s
+        return SMALL_CHUNK if is_small_quick else TILED_ROWS
 
 
 def _average(old: float, new: float) -> float:
@@ -77,7 +90,7 @@ def plan(views: Iterable[View], limits: Limits, costs: Costs) -> list[Feed]:
     turn = sorted(views, key=lambda view: view.served)
     batch = [Feed(view.seq, 1) for view in turn if view.position >= view.end]
     solo = not batch
-    room = limits.solo_chunk if solo else min(_budget(limits, costs), limits.n_batch - len(batch))
+    room = limits.solo_chunk if solo else min(costs.chunk(), limits.chunk, limits.n_batch - len(batch))
     is_first = True
     for view in turn:
         if view.position >= view.end or not room:
@@ -95,11 +108,6 @@ def next_cut(view: View, chunk: int | None) -> int:
     """Where this prompt's next piece ends at the latest: its end, a stop, or (``chunk``) the next absolute multiple."""
     cut = min((stop for stop in view.stops if view.position < stop < view.end), default=view.end)
     return cut if chunk is None else min(cut, (view.position // chunk + 1) * chunk)
-
-
-def _budget(limits: Limits, costs: Costs) -> int:
-    affordable = int((STEP_BUDGET_S - costs.decode_s) / costs.prefill_s) if costs.prefill_s else 0
-    return min(max(affordable // GRAIN * GRAIN, GRAIN), limits.chunk)
 
 
 def is_cold_shape(start: int, stop: int, n_prompt: int, chunk: int, stops: tuple[int, ...] = ()) -> bool:

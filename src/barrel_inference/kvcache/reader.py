@@ -7,14 +7,13 @@ header, tokens, checksum) before its blob may be used.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-
-import numpy as np
 
 from barrel_inference.kvcache.layout import Assembly, Layout, SectionTarget
 from barrel_inference.kvcache.lookup import Found, Piece
@@ -62,7 +61,7 @@ def _allocate(n_bytes: int) -> memoryview:
     size = 1 << max(16, (n_bytes - 1).bit_length())
     if size - n_bytes > 64 << 20:  # powers of two waste too much of large blobs
         size = -(-n_bytes // (64 << 20)) * (64 << 20)
-    return np.empty(size, np.uint8).data
+    return memoryview(mmap.mmap(-1, size))  # numpy would ask for huge pages: up to 5 ms for the first byte of each
 
 
 class Reading:
