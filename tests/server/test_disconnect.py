@@ -87,7 +87,7 @@ def test_while_it_is_generated(server: RunningServer, path: str, stream: bool) -
 def test_while_the_prompt_is_read(server: RunningServer) -> None:
     """500 tokens at 20 ms, in chunks of 256: a second one is never begun."""
     with connect(server, "/api/generate", {"model": "reading", "raw": True, "prompt": "x" * 500}):
-        until(lambda: engine_running(server, "reading") == 1)
+        until(lambda: counter(server, "requests") == 1)  # the worker has it
     until(lambda: gate_running(server, "reading") == 0, timeout_s=4.0)
     until(lambda: counter(server, "finished_cancelled") == 1)
     assert counter(server, "prefilled_tokens") <= 256
