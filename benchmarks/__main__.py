@@ -25,6 +25,7 @@ ALL = (
     "edits",
     "store_scale",
     "registry",
+    "server",
 )
 
 
@@ -33,7 +34,8 @@ def main() -> None:
     folder = Path(tempfile.gettempdir()) / "barrel-bench-quick" if options.quick else report.RESULTS
     path = asyncio.run(find(options.model)).path or ""
     rounds = 1 if options.quick else options.rounds
-    with setting(path, rounds, options.quick, tuple(options.lengths)) as chosen:
+    wishes = {"lengths": tuple(options.lengths), "only": options.only, "llama_server": options.llama_server}
+    with setting(path, rounds, options.quick, **wishes) as chosen:
         for name in options.names or ALL:
             benchmark = importlib.import_module(f"benchmarks.{name}")
             for table in asyncio.run(benchmark.measure(chosen)):
@@ -47,8 +49,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2:135m", help="a GGUF path or a registry name")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--lengths", type=int, nargs="+", default=[], metavar="TOKENS", help="prompt lengths for ttft")
+    parser.add_argument("--only", type=_names, default=(), metavar="FIGURE,…", help="figures of server")
+    parser.add_argument("--llama-server", metavar="PATH", help="whom server is measured beside; found on the PATH")
     parser.add_argument("--quick", action="store_true", help="small sizes, one round, results to a temporary folder")
     return parser.parse_args()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 if __name__ == "__main__":

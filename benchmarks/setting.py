@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -38,6 +38,8 @@ class Setting:
     rounds: int = 3
     quick: bool = False
     lengths: tuple[int, ...] = ()  # of prompts, where a benchmark has several; () = its own
+    only: tuple[str, ...] = ()  # figures, of ``server``; () = all
+    llama_server: str | None = None  # the program; None: the one on the PATH, if any
 
     @property
     def threads(self) -> int:
@@ -49,10 +51,11 @@ class Setting:
 
 
 @contextlib.contextmanager
-def setting(model_path: str, rounds: int, quick: bool, lengths: tuple[int, ...] = ()) -> Iterator[Setting]:
+def setting(model_path: str, rounds: int, quick: bool, **wishes: Any) -> Iterator[Setting]:
+    """``wishes``: the other fields."""
     scratch = Path(tempfile.mkdtemp(prefix="barrel-bench-", dir=Path.cwd()))
     try:
-        yield Setting(model_path, scratch, rounds, quick, lengths)
+        yield Setting(model_path, scratch, rounds, quick, **wishes)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -84,7 +87,11 @@ async def loaded(
         yield model
 
 
-async def prompt(model: AsyncModel, n_tokens: int, seed: int) -> list[int]:
+class Tokeniser(Protocol):
+    async def tokenize(self, text: str, /) -> list[int]: ...
+
+
+async def prompt(model: Tokeniser, n_tokens: int, seed: int) -> list[int]:
     """Exactly ``n_tokens`` tokens of harmless text; another seed is another text from the first word on."""
     chosen, text, words = random.Random(seed), f"Report {seed}: ", SENTENCE.split()
     while len(tokens := await model.tokenize(text)) < n_tokens:
