@@ -58,7 +58,9 @@ def demo(
     continue_in: Annotated[Path | None, typer.Option(hidden=True)] = None,
     json: Json = False,
 ) -> None:
-    """Ask one long prompt cold, again, after a worker crash and after a restart, and compare.
+    """Ask a long prompt cold, again, after a crash, after a restart.
+
+    Ends with a table of what was restored, when the first token came, and whether the text is the same.
 
     Example: barrel-inference demo
     """
