@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from barrel_inference.cli import main as cli
 from barrel_inference.cli.report import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, exit_code, human_bytes, one_line
@@ -18,7 +19,16 @@ def test_help_lists_the_commands_and_succeeds(capsys: pytest.CaptureFixture[str]
     assert "version" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["help"]])
+def test_every_line_of_the_help_is_whole() -> None:
+    """On a terminal of 80 columns."""
+    group = typer.main.get_group(cli.build(["--help"]))
+    lines = {
+        name: command.get_short_help_str(limit=65) for name, command in group.commands.items() if not command.hidden
+    }
+    assert {name for name, line in lines.items() if line.endswith("...")} == set()
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"], ["-h"]])
 def test_nothing_and_help_mean_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 0
     assert "Usage:" in capsys.readouterr().out
@@ -36,9 +46,19 @@ def test_wrong_usage_is_one_line_with_the_cure(capsys: pytest.CaptureFixture[str
     assert "barrel-inference version --help" in error
 
 
+def test_push_is_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["push", "mine"]) == EXIT_REFUSED
+    assert "barrel-inference show mine --modelfile" in capsys.readouterr().err
+
+
 def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["frobnicate"]) == EXIT_USAGE
     assert "frobnicate" in capsys.readouterr().err
+
+
+def test_version_is_also_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("barrel-inference ")
 
 
 def test_version_is_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,9 @@ def create(
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow http:// when FROM must be fetched.")] = False,
     json: Json = False,
 ) -> None:
-    """Make a model from a Modelfile: another system message, other parameters, an adapter, a GGUF of your own.
+    """Make a model of your own from a Modelfile.
+
+    It can have another system message, other parameters, an adapter, or weights of your own.
 
     Example: barrel-inference create pirate -f Modelfile
 

@@ -92,10 +92,10 @@ def doctor(
     model: Annotated[str | None, typer.Argument(help="Also load this model and test its cache.")] = None,
     json: Json = False,
 ) -> None:
-    """Check this installation: llama.cpp, machine, cache tiers, and that saved state comes back exactly.
+    """Check llama.cpp, the machine, the cache tiers and the cache.
 
-    Without a model the self-test runs on the built-in stub, through the same worker and cache. Exits 1 when
-    something is wrong.
+    The self-test saves state, restores it and compares. Without a model it runs on the built-in stub,
+    through the same worker and cache. Exits 1 when something is wrong.
 
     Example: barrel-inference doctor smollm2:135m
     """

@@ -26,7 +26,7 @@ def edit(
     template: Annotated[str | None, typer.Option(help='Another template; "" goes back to the model\'s own.')] = None,
     json: Json = False,
 ) -> None:
-    """Change parameters, system message or template of an installed model.
+    """Change an installed model in place.
 
     Example: barrel-inference edit smollm2:135m temperature=0.2 num_ctx=8192
     """

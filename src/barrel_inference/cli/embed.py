@@ -23,7 +23,9 @@ def embed(
     dimensions: Annotated[int | None, typer.Option(help="Cut to so many numbers and normalise again.")] = None,
     json: Json = False,
 ) -> None:
-    """Print one vector a line, as JSON; or with --json the server's whole answer.
+    """Turn texts into vectors, with a running server.
+
+    Prints one vector a line, as JSON; with --json the server's whole answer.
 
     Example: barrel-inference embed all-minilm "The sky is blue." "Grass is green."
 

@@ -18,7 +18,9 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove weights that no model, running pull or loaded model uses, and downloads long abandoned.
+    """Give back the disk space of what nothing uses.
+
+    That is: weights of no installed or loaded model and of no running pull, and downloads long abandoned.
 
     Example: barrel-inference gc --dry-run
     """

@@ -7,7 +7,6 @@ every failure.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -17,10 +16,10 @@ import typer
 from barrel_inference.cli.report import EXIT_INTERRUPTED, exit_code, one_line
 from barrel_inference.errors import BarrelError
 
-# In the order of the help. The file of a command has its name.
+# The file of a command has its name.
 _SERVING = ("serve", "run", "stop", "ps")
 _MODELS = ("pull", "push", "list", "show", "create", "cp", "rm", "edit", "search", "verify", "gc")
-_REST = ("embed", "cache", "config", "demo", "bench", "doctor", "version")
+_REST = ("embed", "demo", "bench", "doctor", "version", "cache", "config")
 COMMANDS = (*_SERVING, *_MODELS, *_REST)
 
 HELP = "Run large language models from GGUF files on this machine, and never read a prompt twice."
@@ -34,13 +33,12 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # plain help is three times faster to show, and reads the same in a pipe
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_callback)
     asked = arguments[0] if arguments else ""
     for name in (asked,) if asked in COMMANDS else COMMANDS:
-        module = f"barrel_inference.cli.{name}"
-        if importlib.util.find_spec(module):
-            importlib.import_module(module).register(app)
+        importlib.import_module(f"barrel_inference.cli.{name}").register(app)
     return app
 
 
@@ -53,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
     if arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
+    elif arguments[0] == "--version":
+        arguments[0] = "version"
     try:
         return build(arguments)(arguments, standalone_mode=False) or 0
     except typer.TyperException as error:  # wrong usage

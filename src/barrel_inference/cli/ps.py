@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ps(json: Json = False) -> None:
-    """The models that a running server has loaded, and until when each stays.
+    """Loaded models, and until when each stays.
 
     Example: barrel-inference ps
     """

@@ -15,7 +15,9 @@ def register(app: typer.Typer) -> None:
 
 
 def rm(models: Annotated[list[str], typer.Argument(help="Installed models.")], json: Json = False) -> None:
-    """Remove names; the disk space comes back with gc, once no other name uses the weights.
+    """Forget models; gc gives back their disk space.
+
+    Weights that another name uses stay.
 
     Example: barrel-inference rm smollm2:135m && barrel-inference gc
     """

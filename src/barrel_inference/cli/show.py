@@ -28,7 +28,7 @@ def show(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also metadata and tensors.")] = False,
     json: Json = False,
 ) -> None:
-    """What a model is: architecture, size, context, template, parameters.
+    """Everything about one model.
 
     Example: barrel-inference show smollm2:135m
     """

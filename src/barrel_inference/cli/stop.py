@@ -18,7 +18,9 @@ def register(app: typer.Typer) -> None:
 def stop(
     model: Annotated[str, typer.Argument(help="The model's name; see barrel-inference ps.")], json: Json = False
 ) -> None:
-    """Unload a model as soon as its running requests have ended; what it has read is kept.
+    """Unload a model; what it has read is kept.
+
+    Running requests end first.
 
     Example: barrel-inference stop smollm2:135m
     """

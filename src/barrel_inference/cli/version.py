@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def version(json: Json = False) -> None:
-    """Show the versions of Barrel Inference, its llama.cpp binding and Python.
+    """Show the versions of Barrel Inference, llama.cpp and Python.
 
     Example: barrel-inference version --json
     """
