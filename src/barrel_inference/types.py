@@ -82,6 +82,7 @@ class Request(Value, frozen=True):
     prompt: str | tuple[int, ...]
     sampling: Sampling
     max_tokens: int | None = None  # None: until the context is full
+    shift_keep: int | None = None  # a full context does not end it: see aio.params.RequestOptions
     stop: tuple[str, ...] = ()
     constraint: Constraint | None = None
     logprobs: bool = False
@@ -175,6 +176,7 @@ class Completion(Value, frozen=True):
     timings: Timings = Timings()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_tokens: tuple[int, ...] = ()
+    shifted_tokens: int = 0  # given up on the way, to go on in a full context
     resumed: int = 0  # times the request was continued after a worker's death
     index: int = 0
     others: tuple[Completion, ...] = ()  # with n > 1: the second to the last, in the first

@@ -291,8 +291,12 @@ class Engine:
             return
         if generation.finish_reason:
             self._finish(generation, chunk, "finish")
-        elif chunk.tokens:
+            return
+        if chunk.tokens:
             self._sink.output(generation.request.id, chunk)
+        if generation.must_shift:
+            self._counters["shifts"] += 1
+            self._admission.shift(generation)
 
     # ---- emit
 

@@ -64,6 +64,14 @@ class Admission:
             generation.replays += 1
         self.waiting[:0] = back
 
+    def shift(self, generation: Generation) -> None:
+        """Its context is full: it reads what it is to go on with in the sequence it has."""
+        sequence = generation.sequence
+        assert sequence is not None
+        self.prefix.empty(sequence)
+        generation.shift()
+        self._occupy(generation, sequence)
+
     @property
     def is_reading(self) -> bool:
         """A request waits for the store to have read its prefix."""

@@ -2,7 +2,7 @@
 
 ``history`` is the prompt followed by what was sampled. Whatever of it has no KV yet is fed next: a prompt in chunks,
 sampled tokens one by one. That is also the whole of a replay: with the sequence gone, the same history is fed again in
-the same shapes.
+the same shapes. A shift makes a new prompt of what is left of the history, which is read like any other.
 """
 
 from __future__ import annotations
@@ -76,9 +76,11 @@ class Generation:
     first_token: float | None = None
     deadline: float | None = None
 
+    given: list[int] = field(init=False)  # the prompt before any shift
+    earlier: list[int] = field(default_factory=list)  # output before the last shift
     history: list[int] = field(init=False)
     pieces: list[str] = field(default_factory=list)
-    seen: int = 0  # output tokens that sampler, constraint and text know
+    seen: int = 0  # output tokens behind ``prompt`` that sampler, constraint and text know
     sampler: Sampler | None = None
     finish_reason: FinishReason | None = None
 
@@ -98,8 +100,11 @@ class Generation:
 
     def __post_init__(self) -> None:
         resume = self.request.resume
+        self.given = self.prompt
         self.history = self.prompt + list(resume.emitted if resume else ())
         self.start = resume.start if resume else None
+        while self.must_shift:
+            self.shift()
 
     @property
     def n_prompt(self) -> int:
@@ -107,7 +112,12 @@ class Generation:
 
     @property
     def n_emitted(self) -> int:
+        """Since the last shift."""
         return len(self.history) - len(self.prompt)
+
+    @property
+    def n_output(self) -> int:
+        return len(self.earlier) + self.n_emitted
 
     @property
     def position(self) -> int:
@@ -143,6 +153,20 @@ class Generation:
         """Of the token before ``position``. Not while known tokens are fed again, nor for a prefill without output."""
         return position == self.n_prompt + self.seen and self.request.max_tokens != 0
 
+    @property
+    def must_shift(self) -> bool:
+        return self.request.shift_keep is not None and len(self.history) > self.n_ctx
+
+    def shift(self) -> None:
+        """Go on without the older half of what follows the kept head. Always at the same length and read from 0, so
+        that a replay does the same."""
+        assert self.request.shift_keep is not None
+        full, rest = self.history[: self.n_ctx + 1], self.history[self.n_ctx + 1 :]
+        self.earlier += full[self.n_prompt :]
+        self.prompt = shifted(full, len(self.given) if self.request.shift_keep < 0 else self.request.shift_keep)
+        self.history = self.prompt + rest
+        self.start, self.stops, self.boundaries, self.seen = 0, (), (), 0
+
     def resume_limit(self, available: int, chunk: int) -> int:
         """The largest position, at most ``available``, from which this request may go on."""
         if self.start is not None:
@@ -159,11 +183,12 @@ class Generation:
     def open(self, sampler: Sampler) -> None:
         """Take the sampler; what a dead worker had emitted enters it, unless it must see the logits of every token."""
         self.sampler = sampler
-        for token in self.prompt[max(0, self.n_prompt - self._penalty_window()) :]:
+        for token in self.given[max(0, len(self.given) - self._penalty_window()) :]:
             sampler.accept(token)
-        if not sampler.stateful:
-            for token in self.history[self.n_prompt :]:
-                self._accept(token)
+        known = [] if sampler.stateful else self.history[self.n_prompt :]
+        for token in self.earlier + known:
+            self._accept(token)
+        self.seen = len(known)
 
     def sample(self, logits: Logits, now: float) -> Chunk:
         """Choose the next token from a row of logits; may end the request (``finish_reason``)."""
@@ -171,7 +196,7 @@ class Generation:
         scores = self.logprobs.read(logits) if self.logprobs else None
         if self.constraint:
             self.constraint.mask(logits)
-        token = self.sampler.sample(logits, self.seen)
+        token = self.sampler.sample(logits, len(self.earlier) + self.seen)
         if self.seen < self.n_emitted:  # a stateful sampler sees again what was sent already
             self._accept(self.history[self.n_prompt + self.seen])
             return Chunk()
@@ -203,15 +228,16 @@ class Generation:
         n_cached = self.cache.restored_tokens
         return Completion(
             text="".join(self.pieces),
-            tokens=tuple(self.history[self.n_prompt :]),
+            tokens=tuple(self.earlier + self.history[self.n_prompt :]),
             finish_reason=self.finish_reason,
             finish_key=finish_key,
             stop_text=self.text.stopped,
             seed=self.seed,
             cache=self.cache,
-            usage=Usage(prompt_tokens=self.n_prompt, completion_tokens=self.n_emitted, cached_tokens=n_cached),
+            usage=Usage(prompt_tokens=len(self.given), completion_tokens=self.n_output, cached_tokens=n_cached),
             timings=self._timings(now),
-            prompt_tokens=tuple(self.prompt),
+            prompt_tokens=tuple(self.given),
+            shifted_tokens=len(self.given) + self.n_output - len(self.history),
         )
 
     def _timings(self, now: float) -> Timings:
@@ -239,9 +265,9 @@ class Generation:
     def _limit_reached(self) -> FinishReason | None:
         if self.text.stopped or (self.constraint and self.constraint.is_complete):
             return "stop"
-        if self.n_emitted == self.request.max_tokens:
+        if self.n_output == self.request.max_tokens:
             return "length"
-        return "context_full" if len(self.history) > self.n_ctx else None
+        return "context_full" if len(self.history) > self.n_ctx and not self.must_shift else None
 
     def _penalty_window(self) -> int:
         """How many prompt tokens the penalties look back to."""
@@ -251,4 +277,10 @@ class Generation:
             windows.append(sampling.repeat_last_n)
         if sampling.dry_multiplier:
             windows.append(sampling.dry_last_n)
-        return self.n_prompt if -1 in windows else max(windows)
+        return len(self.given) if -1 in windows else max(windows)
+
+
+def shifted(tokens: list[int], keep: int) -> list[int]:
+    """The first ``keep`` tokens, at most half of all, and the newer half of the others."""
+    head = min(keep, len(tokens) // 2)
+    return tokens[:head] + tokens[head + (len(tokens) - head) // 2 :]
