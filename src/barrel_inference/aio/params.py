@@ -24,6 +24,9 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Everything a request may say beside its prompt and its sampling."""
 
     max_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    # When the context is full, give up the older half of what follows so many tokens (-1: the prompt; at most half the
+    # context), read the rest again and go on. None: the answer ends there.
+    shift_keep: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=100)] = 0
