@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from barrel_inference.chat.events import CallArguments, CallStarted, Content, Piece, Reasoning
+from barrel_inference.chat.events import CallArguments, CallEnded, CallStarted, Content, Piece, Reasoning
 from barrel_inference.chat.output import Parser
 
 WEATHER = {
@@ -24,9 +24,10 @@ DEFINITIONS = [
 
 
 def merged(events: Iterable[Piece]) -> list[tuple[str, Any]]:
-    """("text", …), ("thought", …), ("call", (name, arguments)); neighbours of a kind as one."""
+    """("text", …), ("thought", …), ("call", (name, arguments)), ("unfinished", (name, arguments so far, all of it));
+    neighbours of a kind as one."""
     found: list[tuple[str, Any]] = []
-    name = ""
+    name = arguments = ""
     for event in events:
         match event:
             case Content(text=text) | Reasoning(text=text):
@@ -36,9 +37,13 @@ def merged(events: Iterable[Piece]) -> list[tuple[str, Any]]:
                 else:
                     found.append((kind, text))
             case CallStarted(name=name):
-                pass
+                arguments = ""
             case CallArguments(text=text):
-                found.append(("call", (name, json.loads(text))))
+                arguments += text
+            case CallEnded(unfinished=""):
+                found.append(("call", (name, json.loads(arguments))))
+            case CallEnded(unfinished=text):
+                found.append(("unfinished", (name, arguments, text)))
     return found
 
 

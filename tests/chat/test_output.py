@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barrel_inference.chat.events import Content, Reasoning
+from barrel_inference.chat.events import CallArguments, CallEnded, CallStarted, Content, Reasoning
 from barrel_inference.chat.output import OutputParser, Shape, Thinking
-from barrel_inference.chat.tools.families import FAMILIES, glm, hermes, llama3, mistral, qwen_coder
-from barrel_inference.chat.tools.syntax import Syntax
+from barrel_inference.chat.tools.families import FAMILIES, command, glm, hermes, kimi, llama3, mistral, qwen_coder
+from barrel_inference.chat.tools.json_calls import KeyedJsonCall
+from barrel_inference.chat.tools.syntax import Syntax, write_calls
 from tests.chat.pieces import TOOLS, fed
 
 THINK = Thinking("<think>", "</think>")
 HERMES = Shape(THINK, hermes.SYNTAX)
 
 
-def parser(shape: Shape = HERMES, *, thinking: bool = False) -> OutputParser:
-    return OutputParser(shape, TOOLS, thinking=thinking)
+def parser(shape: Shape = HERMES, *, thinking: bool = False, sure: bool = False) -> OutputParser:
+    return OutputParser(shape, TOOLS, thinking=thinking, sure_calls=sure)
 
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -132,18 +136,71 @@ MARKS += ["<function=", "<parameter=", ">", "</parameter>", "</function>", "<arg
 MARKS += ["[TOOL_CALLS]", "[ARGS]", '{"name": "get_time", "arguments": {}}', "text", "<", "zone", "a"]
 
 
-@given(st.lists(st.sampled_from(MARKS), max_size=25), st.sampled_from(FAMILIES), st.booleans(), st.data())
+@given(
+    st.lists(st.sampled_from(MARKS), max_size=25), st.sampled_from(FAMILIES), st.booleans(), st.booleans(), st.data()
+)
 def test_any_split_gives_the_same_events(
-    parts: list[str], family: tuple[object, Syntax], thinking: bool, data: st.DataObject
+    parts: list[str], family: tuple[object, Syntax], thinking: bool, sure: bool, data: st.DataObject
 ) -> None:
+    """Also of calls that are said to be sure and are not."""
     text = "".join(parts)
     shape = Shape(THINK, family[1])
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
-    whole = fed(parser(shape, thinking=thinking), text)
-    assert fed(parser(shape, thinking=thinking), text, cuts) == whole
-    assert fed(parser(shape, thinking=thinking), text, range(1, len(text))) == whole
+    whole = fed(parser(shape, thinking=thinking, sure=sure), text)
+    assert fed(parser(shape, thinking=thinking, sure=sure), text, cuts) == whole
+    assert fed(parser(shape, thinking=thinking, sure=sure), text, range(1, len(text))) == whole
 
 
 @given(st.text(alphabet="ab <>/{}[]\"':,\n", max_size=60))
 def test_text_without_marks_is_not_changed(text: str) -> None:
     assert fed(parser(), text) == ([("text", text)] if text else [])
+
+
+# ---- calls that a grammar makes sure of
+
+KEYED = Syntax("keyed", KeyedJsonCall(), section=("<t>[", "]</t>"), separator=", ")
+AS_JSON = [hermes.SYNTAX, mistral.SYNTAX, mistral.ARRAY_SYNTAX, kimi.SYNTAX, command.SYNTAX, llama3.SYNTAX, KEYED]
+
+
+@pytest.mark.parametrize("syntax", AS_JSON, ids=lambda syntax: syntax.name)
+def test_sure_arguments_come_out_as_they_are_written(syntax: Syntax) -> None:
+    calls = [("get_weather", {"city": 'Pa"r\\is\n{é}', "days": 3}), ("get_time", {"zone": "CET"})]
+    text = write_calls(syntax, calls)
+    reader = parser(Shape(None, syntax), sure=True)
+    seen = ""
+    for letter in text:
+        events = reader.feed(letter)
+        seen += letter
+        if "CE" in seen and "CET" not in seen:
+            assert events == [CallArguments(call=1, text=letter)], "at once"
+    assert fed(parser(Shape(None, syntax), sure=True), text) == [("call", call) for call in calls]
+    assert fed(parser(Shape(None, syntax), sure=True), text, range(1, len(text))) == [("call", call) for call in calls]
+
+
+def test_a_call_that_nothing_makes_sure_of_comes_out_whole() -> None:
+    reader = parser()
+    events = list(itertools.chain.from_iterable(map(reader.feed, CALL)))
+    assert [type(event) for event in events] == [CallStarted, CallArguments, CallEnded]
+
+
+@pytest.mark.parametrize("syntax", AS_JSON, ids=lambda syntax: syntax.name)
+def test_a_sure_call_that_is_cut_off_is_not_lost(syntax: Syntax) -> None:
+    """Wherever that happens: what came out of it together is what the model wrote."""
+    text = write_calls(syntax, [("get_weather", {"city": 'a \\ "b" {c}', "days": 12})])
+    for cut in range(1, len(text)):
+        ((kind, value),) = fed(parser(Shape(None, syntax), sure=True), text[:cut])
+        if kind == "text":
+            assert value == text[:cut]
+        elif kind == "unfinished":
+            name, arguments, written = value
+            assert name == "get_weather" and written == text[:cut] and written.endswith(arguments)
+        else:
+            assert value == ("get_weather", {"city": 'a \\ "b" {c}', "days": 12})
+        assert fed(parser(Shape(None, syntax), sure=True), text[:cut], range(1, cut)) == [(kind, value)]
+
+
+def test_a_long_argument_is_read_once() -> None:
+    """A file as an argument, a few letters at a time: to read it all again with each of them would take minutes."""
+    arguments = {"city": "x {[\\" * 40_000}
+    text = f"<tool_call>\n{json.dumps({'name': 'get_weather', 'arguments': arguments})}\n</tool_call>"
+    assert fed(parser(sure=True), text, range(8, len(text), 8)) == [("call", ("get_weather", arguments))]

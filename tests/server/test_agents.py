@@ -36,6 +36,8 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": f"Use it to {name}.", "parameters": schema}}
     for name, schema in SCHEMAS.items()
 ]
+FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
+CLAUDE_TOOLS = [{"name": name, "description": "d", "input_schema": schema} for name, schema in SCHEMAS.items()]
 ASK = [{"role": "user", "content": "What is the weather in Paris, in celsius?"}]
 
 
@@ -121,6 +123,42 @@ def test_calls_stream(client: Any) -> None:
     arguments = "".join(call.function.arguments or "" for call in calls)
     assert calls[0].id and valid(calls[0].function.name, json.loads(arguments))
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert len(calls) > 5, "the arguments come as they are written"
+
+
+def test_calls_stream_as_messages(claude: Any) -> None:
+    asked: dict[str, Any] = {"model": "smollm2", "max_tokens": 120, "messages": ASK, "extra_body": {"temperature": 0}}
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    with claude.messages.stream(**asked, tools=CLAUDE_TOOLS, tool_choice=choice) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        message = stream.get_final_message()
+    (call,) = message.content
+    assert len(pieces) > 5 and json.loads("".join(pieces)) == call.input
+    assert valid(call.name, call.input) and message.stop_reason == "tool_use"
+
+
+def test_calls_stream_as_responses(client: Any) -> None:
+    asked: dict[str, Any] = {"model": "smollm2", "input": ASK, "temperature": 0, "parallel_tool_calls": False}
+    with client.responses.stream(**asked, tools=FLAT_TOOLS, tool_choice="required") as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        response = stream.get_final_response()
+    (call,) = [item for item in response.output if item.type == "function_call"]
+    assert len(pieces) > 5 and "".join(pieces) == call.arguments
+    assert valid(call.name, json.loads(call.arguments))
+
+
+def test_a_call_that_is_cut_off(client: Any, claude: Any) -> None:
+    """In the middle of the arguments: each dialect says so, and none loses what was written."""
+    long = {"type": "object", "properties": {"text": {"type": "string", "minLength": 400}}, "required": ["text"]}
+    tool = {"name": "write", "description": "d", "parameters": long}
+    done = chat(client, tools=[{"type": "function", "function": tool}], tool_choice="required", max_tokens=30)
+    (call,) = done.choices[0].message.tool_calls
+    assert done.choices[0].finish_reason == "length" and done.usage.completion_tokens == 30
+    assert call.function.arguments.startswith('{"text": "')
+    tools = [{"name": "write", "description": "d", "input_schema": long}]
+    asked: dict[str, Any] = {"model": "smollm2", "messages": ASK, "tools": tools, "tool_choice": {"type": "any"}}
+    message = claude.messages.create(**asked, max_tokens=30, extra_body={"temperature": 0})
+    assert message.stop_reason == "max_tokens" and call.function.arguments in message.content[0].text
 
 
 def test_structured_output_through_the_client(client: Any) -> None:
@@ -145,9 +183,8 @@ def test_choices_and_patterns(client: Any) -> None:
 
 
 def test_a_response_with_tools(client: Any) -> None:
-    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
     first = client.responses.create(
-        model="smollm2", input=ASK, tools=tools, tool_choice="required", parallel_tool_calls=False, temperature=0
+        model="smollm2", input=ASK, tools=FLAT_TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=0
     )
     (call,) = [item for item in first.output if item.type == "function_call"]
     assert valid(call.name, json.loads(call.arguments))
@@ -155,7 +192,7 @@ def test_a_response_with_tools(client: Any) -> None:
         model="smollm2",
         previous_response_id=first.id,
         input=[{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}],
-        tools=tools,
+        tools=FLAT_TOOLS,
         tool_choice="none",
         max_output_tokens=20,
         temperature=0,
@@ -165,8 +202,8 @@ def test_a_response_with_tools(client: Any) -> None:
 
 
 def test_anthropic_tools(claude: Any) -> None:
-    tools = [{"name": name, "description": "d", "input_schema": schema} for name, schema in SCHEMAS.items()]
-    asked: dict[str, Any] = {"model": "smollm2", "max_tokens": 120, "tools": tools, "extra_body": {"temperature": 0}}
+    asked: dict[str, Any] = {"model": "smollm2", "max_tokens": 120, "extra_body": {"temperature": 0}}
+    asked["tools"] = CLAUDE_TOOLS
     first = claude.messages.create(
         **asked, messages=ASK, tool_choice={"type": "any", "disable_parallel_tool_use": True}
     )

@@ -55,12 +55,18 @@ class Prompt(NamedTuple):
 
     def parser(self) -> Parser:
         if self.think_end == harmony.THOUGHT_END:
-            return harmony.HarmonyParser(thinking=self.thinking)
-        parser = OutputParser(self.shape, self.tools, thinking=self.thinking)
-        triggers = self.shape.syntax.triggers if self.shape.syntax else ()
-        if (begun := next(filter(self.text.endswith, triggers), "")) and not self.thinking:
-            parser.feed(begun)  # Functionary's prompts end with the mark that begins every part of an answer
+            return harmony.HarmonyParser(thinking=self.thinking, sure_calls=self._has_sure_calls)
+        triggers = self.shape.syntax.triggers if self.shape.syntax and not self.thinking else ()
+        begun = next(filter(self.text.endswith, triggers), "")  # Functionary's prompts end with what begins every part
+        sure = self._has_sure_calls and not begun
+        parser = OutputParser(self.shape, self.tools, thinking=self.thinking, sure_calls=sure)
+        parser.feed(begun)
         return parser
+
+    @property
+    def _has_sure_calls(self) -> bool:
+        """Whether a grammar sees to it that what begins as a call is one."""
+        return bool(self.tools) and self.constraint is not None and self.constraint.grammar is not None
 
 
 class Dialogue:
@@ -224,36 +230,37 @@ class Dialogue:
             if not tools:
                 raise InvalidRequestError("tool_choice requires a tool, and none is given", option="tool_choice")
             wanted = {name: tools[name]} if name is not None else tools
-            return Constraint(grammar=self._calls(wanted, turn.parallel and name is None), start_after=after)
+            return Constraint(grammar=self._calls(wanted, turn.parallel and name is None, after), start_after=after)
         may_call = bool(tools) and turn.choice == "auto"
         if turn.constraint is not None:
-            form = _or_calls(turn.constraint, self._calls(tools, turn.parallel)) if may_call else turn.constraint
-            return self._headed(form, after)
+            return self._form(turn, tools if may_call else {}, after)
         return self._lazy(tools, turn.parallel) if may_call else None
 
-    def _calls(self, tools: Tools, parallel: bool) -> str:
+    def _calls(self, tools: Tools, parallel: bool, after: str | None) -> str:
         if self._harmony:
-            return f"start: {json.dumps(harmony.NEXT)} ({harmony.calls_rule(tools)})\n"
+            return harmony.answers(harmony.calls_rule(tools), thought=after is not None)
         return grammar.calls(self._syntax or instructions.SYNTAX, tools, parallel=parallel)
 
-    def _headed(self, constraint: Constraint, after: str | None) -> Constraint:
-        """gpt-oss writes a header before its answer."""
-        if not self._harmony:
-            return _armed(constraint, after)
-        head = json.dumps(harmony.NEXT + harmony.ANSWER)
-        return Constraint(grammar=f"start: {head} answer\nanswer: {_lark(constraint)}\n", start_after=after)
+    def _form(self, turn: Turn, tools: Tools, after: str | None) -> Constraint:
+        """Of the answer; or calls of ``tools`` instead of it."""
+        assert turn.constraint is not None
+        if self._harmony:
+            answer = f"{json.dumps(harmony.ANSWER)} answer"
+            either = f"{answer} | {harmony.calls_rule(tools)}" if tools else answer
+            text = harmony.answers(either, thought=after is not None) + f"answer: {_lark(turn.constraint)}\n"
+            return Constraint(grammar=text, start_after=after)
+        form = _or_calls(turn.constraint, self._calls(tools, turn.parallel, after)) if tools else turn.constraint
+        return msgspec.structs.replace(form, start_after=after)
 
     def _lazy(self, tools: Tools, parallel: bool) -> Constraint | None:
         """Nothing is required, but a call that has begun is completed validly."""
+        if self._harmony:
+            return Constraint(grammar=harmony.sure_calls_rule(tools), start_after=harmony.CALL)
         syntax = self._syntax
         if syntax is None or syntax.only_at_start or not syntax.triggers:
             return None
         text = grammar.calls(syntax, tools, parallel=parallel, opened=True)
         return Constraint(grammar=text, start_after=syntax.triggers[0])
-
-
-def _armed(constraint: Constraint, after: str | None) -> Constraint:
-    return msgspec.structs.replace(constraint, start_after=after)
 
 
 def _or_calls(constraint: Constraint, calls: str) -> Constraint:

@@ -2,18 +2,20 @@
 belongs to the one who feeds it.
 
 Any split of the text gives the same events (up to where pieces of text are cut). What may be the beginning of a marker
-is held back; a call comes out when it is complete; what looked like a call and is none comes out as text.
+is held back; a call comes out when it is complete; what looked like a call and is none comes out as text. Where a
+grammar makes sure that it will be one (``sure_calls``), its JSON arguments come out as they are written.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 from barrel_inference.chat.events import CallArguments, CallEnded, CallStarted, Content, Piece, Reasoning
-from barrel_inference.chat.tools.scan import MalformedError, first, held_back
-from barrel_inference.chat.tools.syntax import Call, SectionEnd, Syntax, Tools, next_call
+from barrel_inference.chat.tools.scan import JsonEnd, MalformedError, first, held_back
+from barrel_inference.chat.tools.syntax import Call, SectionEnd, Syntax, Tools, begun_call, next_call
 
 
 class Thinking(NamedTuple):
@@ -33,6 +35,10 @@ class Shape(NamedTuple):
 
 
 class Parser(Protocol):
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes next is part of a thought."""
+
     def feed(self, text: str) -> list[Piece]: ...
 
     def finish(self) -> list[Piece]:
@@ -51,13 +57,40 @@ class CallEvents:
         self.count = 0
 
     def of(self, call: Call) -> list[Piece]:
-        number = self.count
+        started = self.start(call.name)
+        number = started.call
+        return [started, CallArguments(call=number, text=call.arguments), CallEnded(call=number)]
+
+    def start(self, name: str) -> CallStarted:
         self.count += 1
-        return [
-            CallStarted(call=number, name=call.name, id=self._new_id()),
-            CallArguments(call=number, text=call.arguments),
-            CallEnded(call=number),
-        ]
+        return CallStarted(call=self.count - 1, name=name, id=self._new_id())
+
+
+class GrowingCall:
+    """A call that comes out while it is written: its arguments stand in the text from ``begin`` on."""
+
+    def __init__(self, number: int, begin: int) -> None:
+        self._number = number
+        self._begin = begin
+        self._search = JsonEnd(begin)
+        self._sent = begin
+        self.end: int | None = None  # of the arguments
+
+    def grow(self, text: str) -> list[Piece]:
+        self.end = self.end or self._search.find(text)
+        until = self.end or len(text)
+        piece, self._sent = text[self._sent : until], until
+        return [CallArguments(call=self._number, text=piece)] if piece else []
+
+    def close(self, text: str, written: str) -> CallEnded:
+        """``written``: all of the call, should its arguments not be whole."""
+        return CallEnded(call=self._number, unfinished="" if self._is_whole(text) else written)
+
+    def _is_whole(self, text: str) -> bool:
+        try:
+            return self.end is not None and isinstance(json.loads(text[self._begin : self.end], strict=False), dict)
+        except (ValueError, RecursionError):
+            return False
 
 
 class OutputParser:
@@ -69,13 +102,16 @@ class OutputParser:
         tools: Tools | None = None,
         *,
         thinking: bool = False,
+        sure_calls: bool = False,
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._thinking = shape.thinking
         self._noise = shape.noise
         self._syntax = shape.syntax
         self._tools = tools or {}
+        self._sure_calls = sure_calls
         self._call_events = CallEvents(new_id)
+        self._growing: GrowingCall | None = None
         self._text = ""  # not yet decided
         self._mode: Literal["thinking", "content", "call", "between"] = "thinking" if thinking else "content"
         self._events: list[Piece] = []
@@ -83,6 +119,10 @@ class OutputParser:
         self._fresh = True  # no content yet, or none since the last thought or call
         self._trims = thinking  # white space at the beginning of this part is no part of it
         self._waiting = False  # for the rest of a call
+
+    @property
+    def thinking(self) -> bool:
+        return self._mode == "thinking"
 
     def feed(self, text: str) -> list[Piece]:
         self._text += text
@@ -140,7 +180,7 @@ class OutputParser:
         """The text begins with the mark of a call."""
         if (read := self._next_call(first=True, final=final)) is None:
             return False
-        if isinstance(read, MalformedError):
+        if isinstance(read, MalformedError) and not self._cut_off(final):
             self._give_up_call()
         return True
 
@@ -148,8 +188,9 @@ class OutputParser:
         """Calls were read; their section may go on."""
         if (read := self._next_call(first=False, final=final)) is None:
             return False
-        if isinstance(read, MalformedError):
-            self._begin_part("content", 0)
+        if isinstance(read, MalformedError) and not self._cut_off(final):
+            is_end = final and self._syntax and self._syntax.section[1].strip().startswith(self._text.strip())
+            self._begin_part("content", len(self._text) if is_end else 0)
         return True
 
     # ---- calls
@@ -157,6 +198,8 @@ class OutputParser:
     def _next_call(self, *, first: bool, final: bool) -> Call | SectionEnd | MalformedError | None:
         if self._syntax is None:
             return MalformedError()
+        if not self._may_be_complete(first):
+            return MalformedError() if final else None
         try:
             read = next_call(self._syntax, self._text, self._tools, first=first, final=final)
         except MalformedError as error:
@@ -165,10 +208,37 @@ class OutputParser:
             self._waiting = not final
             return MalformedError() if final else None
         self._blank = ""
-        self._begin_part("between" if read.call and self._syntax.goes_on else "content", read.end)
         if read.call:
-            self._events += self._call_events.of(read.call)
+            self._emit_call(read.call)
+        self._begin_part("between" if read.call and self._syntax.goes_on else "content", read.end)
         return read.call or SectionEnd()
+
+    def _may_be_complete(self, first: bool) -> bool:
+        """Brings out what there is of a sure call's arguments: without all of them it is not complete."""
+        if self._growing is None and self._sure_calls and self._syntax:
+            begun = begun_call(self._syntax, self._text, first=first)
+            if begun is not None:
+                started = self._call_events.start(begun.name)
+                self._events.append(started)
+                self._growing = GrowingCall(started.call, begun.at)
+        if self._growing is None:
+            return True
+        self._events += self._growing.grow(self._text)
+        return self._growing.end is not None
+
+    def _emit_call(self, call: Call) -> None:
+        growing, self._growing = self._growing, None
+        self._events += self._call_events.of(call) if growing is None else [growing.close(self._text, "")]
+
+    def _cut_off(self, final: bool) -> bool:
+        """The call that was coming out is not ended as it should be."""
+        growing, self._growing = self._growing, None
+        if growing is None:
+            return False
+        end = len(self._text) if final or growing.end is None else growing.end
+        self._events.append(growing.close(self._text, self._text[:end]))
+        self._begin_part("content", end)
+        return True
 
     def _give_up_call(self) -> None:
         """No call after all: its mark is text, and the search goes on behind it."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from barrel_inference.chat.tools.pythonic import separated
 from barrel_inference.chat.tools.scan import MalformedError
-from barrel_inference.chat.tools.syntax import BodyRead, Rules, Syntax, Tools, quote
+from barrel_inference.chat.tools.syntax import Begun, BodyRead, Rules, Syntax, Tools, quote
 
 _BARE_KEY = re.compile(r"([{,]\s*)([\w.$-]+)\s*:")
 _BRACES = re.compile(r"[{}]")
@@ -53,6 +53,9 @@ class GemmaArguments:
             if closing < 0:
                 return None
             at = closing + len(self.mark)
+
+    def begun(self, text: str, at: int, name: str | None) -> Begun | None:
+        return None
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         return self._written(arguments)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from barrel_inference.chat.tools.scan import MalformedError, json_end
-from barrel_inference.chat.tools.syntax import BodyRead, Rules, Tools, as_json, split_shared
+from barrel_inference.chat.tools.syntax import Begun, BodyRead, Rules, Tools, as_json, split_shared
 
 _NAME_KEYS = ("name", "tool_name", "function_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
+_KEY = re.compile(r'[{,]?\s*("(?:[^"\\]|\\.)*")\s*:\s*')
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"(?=\s*,)')
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,19 @@ class JsonCall:
         if not isinstance(found, str) or (self.known_only and found not in tools):
             raise MalformedError
         return BodyRead(end, found, _arguments(_one_of(value, (self.arguments_key, *_ARGUMENT_KEYS))))
+
+    def begun(self, text: str, at: int, name: str | None) -> Begun | None:
+        """Of a call in the order that ``lark`` prescribes: texts, the name among them, and then the arguments."""
+        found: str | None = None
+        while (key := _key(text, at)) is not None:
+            if key.word == self.arguments_key:
+                return Begun(found, key.end) if found and text.startswith("{", key.end) else None
+            value = _TEXT.match(text, key.end)
+            if value is None:
+                return None
+            found = json.loads(value[0], strict=False) if key.word == self.name_key else found
+            at = value.end()
+        return None
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         call: dict[str, Any] = {self.name_key: name, self.arguments_key: arguments}
@@ -63,6 +79,10 @@ class KeyedJsonCall:
         ((found, arguments),) = value.items()
         return BodyRead(end, found, _arguments(arguments))
 
+    def begun(self, text: str, at: int, name: str | None) -> Begun | None:
+        key = _key(text, at)
+        return Begun(key.word, key.end) if key and text.startswith("{", key.end) else None
+
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         return as_json({name: arguments})
 
@@ -79,11 +99,27 @@ class JsonArguments:
         value, end = _object(text, at)
         return None if value is None else BodyRead(end, None, value)
 
+    def begun(self, text: str, at: int, name: str | None) -> Begun | None:
+        return Begun(name, at) if name and text.startswith("{", at) else None
+
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         return as_json(arguments)
 
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
         return _json_rule(rules, schema)
+
+
+class _Key(NamedTuple):
+    word: str
+    end: int  # where its value begins
+
+
+def _key(text: str, at: int) -> _Key | None:
+    found = _KEY.match(text, at)
+    try:
+        return found and _Key(json.loads(found[1], strict=False), found.end())
+    except ValueError:
+        return None
 
 
 def _object(text: str, at: int) -> tuple[dict[str, Any] | None, int]:

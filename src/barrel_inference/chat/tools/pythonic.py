@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from barrel_inference.chat.tools.scan import MalformedError
-from barrel_inference.chat.tools.syntax import BodyRead, Rules, Syntax, Tools, quote, split_shared
+from barrel_inference.chat.tools.syntax import Begun, BodyRead, Rules, Syntax, Tools, quote, split_shared
 
 _TOKENS = re.compile(r"""'(?:[^'\\]|\\.)*('|\Z)|"(?:[^"\\]|\\.)*("|\Z)|[()\[\]{}]""", re.DOTALL)
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
@@ -35,6 +35,9 @@ class PythonArguments:
             raise MalformedError
         arguments = {key: _constant(value) for key, value in zip(properties, call.args, strict=False)}
         return BodyRead(end, None, arguments | {str(each.arg): _constant(each.value) for each in call.keywords})
+
+    def begun(self, text: str, at: int, name: str | None) -> Begun | None:
+        return None
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         return ", ".join(f"{key}={value!r}" for key, value in arguments.items())

@@ -98,21 +98,43 @@ def skip_space(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*("|\Z)|[{}\[\]]', re.DOTALL)
+_BRACKET = re.compile(r'["{}\[\]]')
+_QUOTED = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+
+
+class JsonEnd:
+    """Looks for where the object or array that begins at ``at`` is balanced, in a text that grows: nothing is looked
+    at twice."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self._depth = 0
+        self._in_string = False
+
+    def find(self, text: str) -> int | None:
+        """None while it is not. ``text`` begins with what it was the last time."""
+        while (found := self._next(text)) is not None:
+            self._at = found.end()
+            if found[0] == '"':
+                self._in_string = not self._in_string
+            else:
+                self._depth += 1 if found[0] in "{[" else -1
+                if self._depth <= 0:
+                    return self._at
+        return None
+
+    def _next(self, text: str) -> re.Match[str] | None:
+        """The next bracket or quotation mark that counts."""
+        if not self._in_string:
+            return _BRACKET.search(text, self._at)
+        quoted = _QUOTED.match(text, self._at)
+        self._at = quoted.end() if quoted else self._at
+        return _BRACKET.match(text, self._at)
 
 
 def json_end(text: str, at: int) -> int | None:
     """Where the object or array that begins at ``at`` is balanced; None while it is not."""
-    depth = 0
-    for found in _BRACKETS.finditer(text, at):
-        bracket = found[0]
-        if bracket in "{[":
-            depth += 1
-        elif bracket in "}]":
-            depth -= 1
-            if depth <= 0:
-                return found.end()
-    return None
+    return JsonEnd(at).find(text)
 
 
 def held_back(text: str, markers: tuple[str, ...]) -> int:

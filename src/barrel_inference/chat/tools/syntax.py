@@ -37,11 +37,21 @@ class BodyRead(NamedTuple):
     arguments: Mapping[str, Any]
 
 
+class Begun(NamedTuple):
+    """A call that is being written: its name is known, and the JSON text of its arguments stands from ``at`` on."""
+
+    name: str
+    at: int
+
+
 class Body(Protocol):
     """One way to write a call's arguments (and its name, where the header does not)."""
 
     def read(self, text: str, at: int, name: str | None, tools: Tools) -> BodyRead | None:
         """None: more text is needed. Raises MalformedError."""
+
+    def begun(self, text: str, at: int, name: str | None) -> Begun | None:
+        """None where that cannot be told yet, or never: not all write their arguments as JSON."""
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str: ...
 
@@ -108,9 +118,9 @@ class Syntax:
 
     @cached_property
     def wake(self) -> str:
-        """Characters one of which must arrive before a call can be complete."""
+        """Characters one of which must arrive before more can be told of a call."""
         ends = (self.footer or self.section[1]).strip()
-        return ends[-1:] + "}])"
+        return ends[-1:] + "{}])"  # with an opening brace, arguments begin
 
     @cached_property
     def header_pattern(self) -> Pattern:
@@ -178,18 +188,34 @@ class Step(NamedTuple):
 def next_call(syntax: Syntax, text: str, tools: Tools, *, first: bool, final: bool) -> Step | None:
     """What comes next in a section of calls, at the beginning of ``text``. None: more text is needed. Raises
     MalformedError where neither a call nor the end of the section can follow."""
-    begin, close = syntax.section
-    if first:
-        at = _optional(begin, text, 0, final)
-    else:
-        end = _optional(close, text, 0, final) if close else 0
-        if end is None or end:
-            return None if end is None else Step(None, end)
-        at = _optional(syntax.separator, text, 0, final)
-    if at is None:
-        return None
+    at = _reach(syntax, text, first=first, final=final)
+    if not isinstance(at, int):
+        return at
     read = read_call(syntax, text, at, tools, final=final)
     return read and Step(read.call, read.end)
+
+
+def begun_call(syntax: Syntax, text: str, *, first: bool) -> Begun | None:
+    """What can be told of the call that comes next while it is being written."""
+    try:
+        at = _reach(syntax, text, first=first, final=False)
+        header = syntax.header_pattern.match(text, skip_space(text, at)) if isinstance(at, int) else None
+        if header is None:
+            return None
+        return syntax.body.begun(text, skip_space(text, header.end), header.fields.get("name"))
+    except MalformedError:
+        return None
+
+
+def _reach(syntax: Syntax, text: str, *, first: bool, final: bool) -> int | Step | None:
+    """Where the next call begins, or the end of the section."""
+    begin, close = syntax.section
+    if first:
+        return _optional(begin, text, 0, final)
+    end = _optional(close, text, 0, final) if close else 0
+    if end is None or end:
+        return None if end is None else Step(None, end)
+    return _optional(syntax.separator, text, 0, final)
 
 
 def _optional(mark: str, text: str, at: int, final: bool) -> int | None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from barrel_inference.chat.tools.scan import MalformedError, Pattern
-from barrel_inference.chat.tools.syntax import BodyRead, Rules, Tools, as_json, quote, split_shared
+from barrel_inference.chat.tools.syntax import Begun, BodyRead, Rules, Tools, as_json, quote, split_shared
 
 _STRING = frozenset({"string"})
 
@@ -103,6 +103,9 @@ class Tagged:
     def _trim(self, value: str) -> str:
         margin = self.close[: len(self.close) - len(self.close.lstrip())]
         return value.removesuffix(margin) if margin else value
+
+    def begun(self, text: str, at: int, name: str | None) -> Begun | None:
+        return None
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         return "".join(self._written(key, value) for key, value in arguments.items())

@@ -65,8 +65,8 @@ class Writer:
             case CallArguments(text=text):
                 self._written.append(text)
                 yield self._delta(wire.InputDelta(partial_json=text))
-            case CallEnded():
-                yield from self._close()
+            case CallEnded(unfinished=text):
+                yield from self._close(unfinished=text)
             case Finished():
                 yield from self._close()
                 yield from self._end(event)
@@ -100,7 +100,9 @@ class Writer:
         self.message.content.append(block)
         yield wire.BlockStart(index=self._index, content_block=msgspec.structs.replace(block))
 
-    def _close(self) -> Events:
+    def _close(self, *, unfinished: str = "") -> Events:
+        """``unfinished``: the text of a call that was cut off. Who reads the stream has its pieces; a whole message,
+        whose calls have objects as input, holds it as text."""
         block, self._block = self._block, None
         written = "".join(self._written)
         match block:
@@ -112,6 +114,8 @@ class Writer:
                 block.thinking = "" if self._hides_thinking else written
                 block.signature = signature.sign(written, shown=not self._hides_thinking)
                 yield self._delta(wire.SignatureDelta(signature=block.signature))
+            case wire.ToolUse() if unfinished:
+                self.message.content[-1] = wire.Text(text=unfinished)
             case wire.ToolUse():
                 block.input = json.loads(written or "{}")
         yield wire.BlockStop(index=self._index)

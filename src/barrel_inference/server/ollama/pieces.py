@@ -54,6 +54,9 @@ class Writer:
                 self._call = (event, [])
             case neutral.CallArguments(text=text) if self._call is not None:
                 self._call[1].append(text)
+            case neutral.CallEnded(unfinished=text) if text:
+                self._call = None
+                return self.text(text)
             case neutral.CallEnded():
                 return self._whole_call()
         return None

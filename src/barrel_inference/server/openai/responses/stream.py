@@ -57,8 +57,8 @@ class Writer:
                 )
             case CallArguments(text=text):
                 yield from self._arguments(text)
-            case CallEnded():
-                yield from self._close()
+            case CallEnded(unfinished=text):
+                yield from self._close("incomplete" if text else "completed")
             case Finished():
                 yield from self._close("incomplete" if event.reason == "length" else "completed")
                 yield self._end(event)
