@@ -65,13 +65,15 @@ class Sampling(Value, frozen=True):
 
 class Constraint(Value, frozen=True):
     """What the output must match; at most one field set. ``start_after`` arms it once that text has been produced
-    (after the thinking)."""
+    (after the thinking), and not ``outside``: between two marks of which the first may be empty, as it is in an output
+    that begins inside."""
 
     json_schema: str | None = None  # JSON text of the schema
     regex: str | None = None
     grammar: str | None = None  # Lark, or GBNF (recognised by "::=")
     choices: tuple[str, ...] | None = None
     start_after: str | None = None
+    outside: tuple[str, str] | None = None
 
 
 class Request(Value, frozen=True):

@@ -28,7 +28,7 @@ def test_options_reach_the_request_and_its_sampling() -> None:
 
 
 def test_every_request_option_is_passed_on() -> None:
-    handled = {"n", "json_schema", "regex", "grammar", "choices", "start_after"}
+    handled = {"n", "json_schema", "regex", "grammar", "choices", "start_after", "outside"}
     assert set(RequestOptions.__struct_fields__) - handled <= set(Request.__struct_fields__)
 
 

@@ -164,7 +164,10 @@ AS_JSON = [hermes.SYNTAX, mistral.SYNTAX, mistral.ARRAY_SYNTAX, kimi.SYNTAX, com
 
 @pytest.mark.parametrize("syntax", AS_JSON, ids=lambda syntax: syntax.name)
 def test_sure_arguments_come_out_as_they_are_written(syntax: Syntax) -> None:
-    calls = [("get_weather", {"city": 'Pa"r\\is\n{é}', "days": 3}), ("get_time", {"zone": "CET"})]
+    calls: list[tuple[str, dict[str, object]]] = [
+        ("get_weather", {"city": 'Pa"r\\is\n{é}', "days": 3}),
+        ("get_time", {"zone": "CET"}),
+    ]
     text = write_calls(syntax, calls)
     reader = parser(Shape(None, syntax), sure=True)
     seen = ""

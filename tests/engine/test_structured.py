@@ -128,6 +128,23 @@ def test_a_mask_starts_after_a_marker_that_tokens_split(structured: Structured) 
     assert allowed(mask) == {b"a"}
 
 
+@pytest.mark.parametrize(
+    ("outside", "before"),
+    [
+        (("<think>", "</think>"), "<think> I say <go> and <go></think> so <"),
+        (("", "</think>"), "I say <go></think> so <"),
+        (("<think>", "</think>"), "so <"),
+        (("<think>", "</think>"), "<think></think><think><go></think><"),
+    ],
+)
+def test_a_mask_does_not_start_inside(structured: Structured, outside: tuple[str, str], before: str) -> None:
+    mask = structured.mask(Constraint(choices=("ab",), start_after="<go>", outside=outside))
+    for token in tokens_of(before + "go>"):
+        assert len(allowed_tokens(mask)) == BACKEND.info.n_vocab
+        mask.accept(token)
+    assert allowed(mask) == {b"a"}
+
+
 def test_masks_of_one_constraint_are_independent(structured: Structured) -> None:
     constraint = Constraint(choices=("ab", "cd"))
     first, second = structured.mask(constraint), structured.mask(constraint)

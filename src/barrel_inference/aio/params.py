@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -13,11 +13,12 @@ from msgspec import Meta
 from barrel_inference.config import Seconds
 from barrel_inference.errors import InvalidRequestError
 from barrel_inference.options import build, nearest
-from barrel_inference.types import CacheMode, Constraint, Exactness, OnFull, Request, Sampling
+from barrel_inference.types import CacheMode, Constraint, Exactness, Message, OnFull, Request, Sampling
 
 T = TypeVar("T")
 
 Prompt = str | Sequence[int]
+Messages = Sequence[Message | Mapping[str, Any]]
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +37,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     grammar: str | None = None
     choices: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
     start_after: str | None = None
+    outside: tuple[str, Annotated[str, Meta(min_length=1)]] | None = None
     cache: CacheMode = "auto"
     exact: Exactness | None = None
     parent_key: str | None = None
@@ -49,6 +51,26 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     boundaries: tuple[Annotated[int, Meta(ge=0)], ...] = ()
 
 
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a turn of a conversation may say beside its messages and what any request may say.
+
+    ``tools`` in OpenAI's form; ``tool_choice``: auto, none, required, or the name of a tool; ``think`` None: as the
+    model likes; ``think_budget`` in tokens; ``template``: further keywords for the chat template; ``chat_template``: in
+    place of the model's own.
+    """
+
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: Annotated[str, Meta(min_length=1)] = "auto"
+    parallel_tool_calls: bool = True
+    think: bool | Literal["minimal", "low", "medium", "high", "max"] | None = None
+    think_budget: Annotated[int, Meta(ge=0)] | None = None
+    documents: tuple[dict[str, Any], ...] = ()
+    template: dict[str, Any] = {}
+    chat_template: str | None = None
+    continue_final_message: bool = False
+
+
+_CHAT = frozenset(ChatOptions.__struct_fields__)
 _SAMPLING = frozenset(Sampling.__struct_fields__)
 _OPTIONS = frozenset(RequestOptions.__struct_fields__)
 
@@ -86,6 +108,17 @@ def parse(params: Mapping[str, Any]) -> tuple[RequestOptions, Sampling]:
     return options, sampling
 
 
+def chat(given: Mapping[str, Any]) -> tuple[ChatOptions, dict[str, Any], Constraint | None]:
+    """The options of a turn, those of its generation, and the form wanted of its answer. Raises InvalidRequestError."""
+    rest = {name: value for name, value in given.items() if name not in _CHAT}
+    if (name := next((name for name in rest if name not in _SAMPLING | _OPTIONS), None)) is not None:
+        raise InvalidRequestError(f"unknown option {name!r}{nearest(name, _CHAT | _SAMPLING | _OPTIONS)}", option=name)
+    constraint = _constraint(parse(rest)[0])
+    rest = {name: value for name, value in rest.items() if name not in Constraint.__struct_fields__}
+    own = {name: value for name, value in given.items() if name in _CHAT}
+    return build(ChatOptions(), own, error=InvalidRequestError), rest, constraint
+
+
 def _loose(name: str, value: Any) -> Any:
     """The short forms that people write: one stop string, a schema as a mapping."""
     if name == "stop":
@@ -110,7 +143,7 @@ def _constraint(options: RequestOptions) -> Constraint | None:
     }
     if len(given) > 1:
         raise InvalidRequestError(f"at most one of {', '.join(given)} may be given", option=next(iter(given)))
-    return Constraint(**given, start_after=options.start_after) if given else None
+    return Constraint(**given, start_after=options.start_after, outside=options.outside) if given else None
 
 
 def check_prompt(prompt: Prompt) -> str | tuple[int, ...]:

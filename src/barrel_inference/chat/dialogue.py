@@ -234,7 +234,7 @@ class Dialogue:
         may_call = bool(tools) and turn.choice == "auto"
         if turn.constraint is not None:
             return self._form(turn, tools if may_call else {}, after)
-        return self._lazy(tools, turn.parallel) if may_call else None
+        return self._lazy(tools, turn.parallel, thinking) if may_call else None
 
     def _calls(self, tools: Tools, parallel: bool, after: str | None) -> str:
         if self._harmony:
@@ -252,15 +252,18 @@ class Dialogue:
         form = _or_calls(turn.constraint, self._calls(tools, turn.parallel, after)) if tools else turn.constraint
         return msgspec.structs.replace(form, start_after=after)
 
-    def _lazy(self, tools: Tools, parallel: bool) -> Constraint | None:
-        """Nothing is required, but a call that has begun is completed validly."""
+    def _lazy(self, tools: Tools, parallel: bool, thinking: bool) -> Constraint | None:
+        """Nothing is required, but a call that has begun is completed validly. Models think aloud about the marks of
+        calls, so that those do not count there."""
+        thought = self.profile.shape.thinking
+        outside = thought and (("" if thinking else thought.open.strip()), thought.close.strip())
         if self._harmony:
-            return Constraint(grammar=harmony.sure_calls_rule(tools), start_after=harmony.CALL)
+            return Constraint(grammar=harmony.sure_calls_rule(tools), start_after=harmony.CALL, outside=outside)
         syntax = self._syntax
         if syntax is None or syntax.only_at_start or not syntax.triggers:
             return None
         text = grammar.calls(syntax, tools, parallel=parallel, opened=True)
-        return Constraint(grammar=text, start_after=syntax.triggers[0])
+        return Constraint(grammar=text, start_after=syntax.triggers[0], outside=outside)
 
 
 def _or_calls(constraint: Constraint, calls: str) -> Constraint:

@@ -48,7 +48,7 @@ class Structured:
             self._compiled[constraint] = matcher
             while len(self._compiled) > COMPILED_KEPT:
                 self._compiled.popitem(last=False)
-        return Mask(matcher.deep_copy(), self._backend, constraint.start_after)
+        return Mask(matcher.deep_copy(), self._backend, constraint.start_after, constraint.outside)
 
     @cached_property
     def _controls(self) -> dict[str, int]:
@@ -76,16 +76,21 @@ class Structured:
 
 
 class Mask:
-    """The constraint of one answer. With ``start_after`` everything is allowed until that text has been produced.
+    """The constraint of one answer. With ``start_after`` everything is allowed until that text has been produced
+    outside of the marks ``outside``.
 
     ``mask`` and ``accept`` raise SchemaError when the grammar turns out to be too complex half way.
     """
 
-    def __init__(self, matcher: Any, backend: Backend, start_after: str | None) -> None:
+    def __init__(
+        self, matcher: Any, backend: Backend, start_after: str | None, outside: tuple[str, str] | None = None
+    ) -> None:
         self._matcher = matcher
         self._backend = backend
         self._bits = np.zeros((backend.info.n_vocab + 31) // 32, np.int32)
         self._start_after = start_after
+        self._outside = outside
+        self._inside = outside is not None and not outside[0]
         self._tail = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -107,11 +112,24 @@ class Mask:
             _check(self._matcher)
             return
         self._tail += self._decoder.decode(self._backend.piece(token, special=True))
-        if self._start_after in self._tail:
-            self._begin_with(self._tail.partition(self._start_after)[2])
-            self._start_after = None
-        else:
-            self._tail = self._tail[-len(self._start_after) :]
+        while (mark := self._next_mark()) is not None:
+            self._tail = self._tail.partition(mark)[2]
+            if mark == self._start_after and not self._inside:
+                self._start_after = None
+                self._begin_with(self._tail)
+                return
+            self._inside = not self._inside
+        self._tail = self._tail[-max(map(len, self._marks)) :]
+
+    @property
+    def _marks(self) -> tuple[str, ...]:
+        """What is waited for."""
+        opening, closing = self._outside or ("", "")
+        return (closing,) if self._inside else tuple(filter(None, (self._start_after, opening)))
+
+    def _next_mark(self) -> str | None:
+        found = [(self._tail.find(mark), mark) for mark in self._marks if mark in self._tail]
+        return min(found)[1] if found else None
 
     def _begin_with(self, text: str) -> None:
         """What its token holds behind the text that arms the constraint belongs to the constrained part, as far as
