@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 
 from barrel_inference.config import RegistryOpts
 from barrel_inference.registry import Registry
-from tests.support.hub import Hub
+from barrel_inference.registry.download.part import read_state
+from tests.support.hub import BLOCK, Hub
 
 
 @pytest.fixture
@@ -38,6 +41,39 @@ async def eventually(check: Callable[[], object], timeout_s: float = 30.0) -> No
     while not check():
         assert time.monotonic() < deadline, "it did not happen"
         await asyncio.sleep(0.005)
+
+
+class Killing:
+    """A hub that never sends more than ``WINDOW`` bytes beyond what the pull has recorded, so that a kill at any moment
+    loses no more than that: a pull that recorded less promptly would wait for ever. Owns the count of what was lost."""
+
+    WINDOW = 256 << 10
+
+    def __init__(self, hub: Hub, root: Path) -> None:
+        self.hub, self.root = hub, root
+        self.lost_bytes = 0
+        self._target = 0
+        hub.allowance = self._allowed
+
+    async def kill_at(self, process: subprocess.Popen[str], n_bytes: int) -> None:
+        """Let so many more bytes out, and kill the process when they are."""
+        self._target = self.hub.sent_bytes + n_bytes
+        await eventually(lambda: self.hub.sent_bytes > self._target - BLOCK, 120)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        with self.hub.lock:
+            self.lost_bytes = max(0, self.hub.sent_bytes - self._recorded())
+
+    def end(self) -> None:
+        """The rest goes out freely."""
+        self.hub.allowance = None
+
+    def _allowed(self) -> int:
+        return min(self._target, self.lost_bytes + self._recorded() + self.WINDOW)
+
+    def _recorded(self) -> int:
+        states = self.root.glob("tmp/*.part.state")
+        return sum(written for state in states for written, _ in read_state(state))
 
 
 async def pull(registry: Registry, spec: str, **options: Any) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import pytest
 
 from barrel_inference.errors import ModelFileError, ModelNotFoundError, PullError, UnsupportedError
 from barrel_inference.registry import Registry
-from tests.registry.conftest import eventually, open_registry, pull
+from tests.registry.conftest import Killing, eventually, open_registry, pull
 from tests.registry.weights import model, shards
 from tests.support.hub import Fault, Hub
 
@@ -272,27 +271,20 @@ def start_pull(registry: Registry, hub: Hub, spec: str) -> subprocess.Popen[str]
 
 
 @pytest.mark.slow
-async def test_killed_pulls_go_on_where_they_were(hub: Hub, registry: Registry) -> None:
-    content = model(24 << 20)
+@pytest.mark.parametrize("seed", range(2))
+async def test_killed_pulls_go_on_where_they_were(hub: Hub, registry: Registry, seed: int) -> None:
+    content = model(40 << 20)  # pieces for all connections
     hub.repository("Org/Repo", {"m.gguf": content})
-    hub.bytes_per_s = 3e6  # a connection; slow, so that little is under way in sockets
-    chance = random.Random(1)
-    n_kills = 4
+    killing, chance, n_kills = Killing(hub, registry.root), random.Random(seed), 6
     for _ in range(n_kills):
-        process = start_pull(registry, hub, "hf://Org/Repo")
-        sent, target = hub.sent_bytes, chance.randint(1 << 20, 4 << 20)
-        await eventually(lambda: hub.sent_bytes - sent >= target)  # noqa: B023 - waits within the round
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()  # type: ignore[union-attr]
+        await killing.kill_at(start_pull(registry, hub, "hf://Org/Repo"), chance.randint(100_000, 5 << 20))
     assert registry.list().manifests == []
-    hub.bytes_per_s = None
+    killing.end()
     await pull(registry, "hf://Org/Repo")
     assert Path(registry.resolve("Org/Repo").blob_path).read_bytes() == content
     assert {item.kind for item in registry.gc()} == {"temporary"}  # the dead ones' work directories
-    # the sockets' own buffers are in this count too: the receiver's share of a kill is one read of each connection
-    refetched = hub.sent_bytes - len(content)
-    assert refetched < n_kills * (1 << 20)
+    listings = len(hub.requests_for("/api/models/Org/Repo/revision/main")) * 1024
+    assert hub.sent_bytes - listings - len(content) <= n_kills * Killing.WINDOW
 
 
 async def test_two_processes_pull_the_same(hub: Hub, registry: Registry) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -74,6 +76,7 @@ class Hub:
         self.seen: list[Seen] = []
         self.sent_bytes = 0
         self.bytes_per_s = bytes_per_s
+        self.allowance: Callable[[], int] | None = None  # of bytes sent; asked again before each block
         self.closing = threading.Event()
         self.lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), self)
@@ -207,15 +210,31 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, body: bytes, drop_at: int | None = None, stall_at: int | None = None) -> None:
         limit = next((at for at in (drop_at, stall_at) if at is not None), len(body))
         for start in range(0, min(limit, len(body)), BLOCK):
-            block = body[start : min(start + BLOCK, limit)]
-            self.wfile.write(block)
-            self._count(len(block))
+            self._send_block(body[start : min(start + BLOCK, limit)])
         if stall_at is not None:
             self.server.hub.closing.wait()
         if drop_at is not None or stall_at is not None:
             self.wfile.flush()
             self.close_connection = True
             self.connection.close()
+
+    def _send_block(self, block: bytes) -> None:
+        hub = self.server.hub
+        while hub.allowance is not None:
+            with hub.lock:  # so that nothing is under way when a test looks
+                if self._client_left() or hub.closing.is_set():
+                    raise ConnectionResetError
+                if hub.sent_bytes + len(block) <= hub.allowance():
+                    self.wfile.write(block)
+                    hub.sent_bytes += len(block)
+                    return
+            time.sleep(0.001)
+        self.wfile.write(block)
+        self._count(len(block))
+
+    def _client_left(self) -> bool:
+        readable = select.select([self.connection], [], [], 0)[0]
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
 
     def _send_chunked(self, body: bytes, *, endless: bool) -> None:
         while body:

@@ -39,7 +39,7 @@ def pull(
     try:
         asyncio.run(follow(events, JsonLines() if json else None))
     except KeyboardInterrupt:
-        is_kept = any(here.root.glob("tmp/*.part"))  # pip keeps nothing of a wheel
+        is_kept = any(here.root.glob("tmp/*.part"))  # what pip fetched itself is not
         typer.echo(f"interrupted: {KEPT if is_kept else NOT_KEPT}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 

@@ -50,6 +50,7 @@ class Installation:
     def __init__(self, ground: Ground, status: OnStatus) -> None:
         self._ground, self._status = ground, status
         self._lease: Lease | None = None
+        self._borrowed: list[Part] = []
         self.workdir = ground.root.tmp / f"{uuid.uuid4().hex}.work"
 
     async def __aenter__(self) -> Self:
@@ -63,6 +64,8 @@ class Installation:
 
     async def bring(self, artifact: Artifact, network: Network, previous: Manifest | None) -> Brought:
         """Fetch or register one file; it is checked to be GGUF and its digest verified before it gets its name."""
+        if artifact.held is not None:
+            return Brought(artifact.held.digest, Path(artifact.held.blob_path), artifact.held.size_bytes)
         if artifact.remote is not None:
             return await self._fetch(artifact.remote, network, previous)
         if artifact.local is None:
@@ -76,13 +79,28 @@ class Installation:
         path = self._ground.blobs.path(digest)
         return Brought(digest, path, path.stat().st_size)
 
+    async def borrow(self, remote: Remote) -> Part:
+        """The part of a file that is no blob but holds some. It stays until the model is installed, so that whatever
+        ends the pull before that costs nothing of it."""
+        part = await self._acquire(remote)
+        self._borrowed.append(part)
+        return part
+
+    async def fill(self, part: Part, remote: Remote, network: Network) -> Path:
+        """Fetch a borrowed part; a digest that was promised is checked."""
+        await self._download(remote, part, network)
+        return part.path
+
     async def publish(self, manifest: Manifest, spec: Spec | None) -> Manifest:
         """Write the manifest, the one moment at which the model appears; its blobs are known to be here."""
-        return await asyncio.to_thread(self._publish, manifest, spec)
+        manifest = await asyncio.to_thread(self._publish, manifest, spec)
+        for part in self._borrowed:
+            part.discard()
+        return manifest
 
     # ---- from the network
 
-    async def _claim_sound(self, digest: str, size: int | None) -> Brought | None:
+    async def claim_sound(self, digest: str, size: int | None) -> Brought | None:
         """A pull repairs: a blob that is here counts only if its bytes still are what they should be."""
         here = await self.claim(digest, size)
         if here is None or not await asyncio.to_thread(self._ground.blobs.is_sound, digest):
@@ -90,7 +108,7 @@ class Installation:
         return here
 
     async def _fetch(self, remote: Remote, network: Network, previous: Manifest | None) -> Brought:
-        if remote.digest and (here := await self._claim_sound(remote.digest, remote.size)):
+        if remote.digest and (here := await self.claim_sound(remote.digest, remote.size)):
             self._progress(remote, here.size_bytes, here.size_bytes)
             return here
         part = await self._acquire(remote)
@@ -98,10 +116,9 @@ class Installation:
             if here := await self._finished_meanwhile(remote, network, previous):
                 part.discard()
                 return here
-            options, report = self._ground.options, lambda done, total: self._progress(remote, done, total)
-            digest, version = await fetch(network, remote, part, options, report)
+            digest, version = await self._download(remote, part, network)
             self._require_gguf(part, remote.file_name)
-            path = await asyncio.to_thread(self._adopt, part.path, digest)
+            path = await asyncio.to_thread(self._adopt_part, part, digest)
         finally:
             part.close()
         return Brought(digest, path, path.stat().st_size, version)
@@ -119,14 +136,18 @@ class Installation:
     async def _finished_meanwhile(self, remote: Remote, network: Network, previous: Manifest | None) -> Brought | None:
         """The blob, if somebody else has just brought it or the server still has the version we installed before."""
         if remote.digest:
-            return await self._claim_sound(remote.digest, remote.size)
+            return await self.claim_sound(remote.digest, remote.size)
         if previous is None or previous.shards or not previous.origin.get("validator"):
             return None
         version, _ = await Server(network, remote, self._ground.options, asyncio.sleep).probe()
         if version.if_range != previous.origin["validator"] or version.size != previous.size_bytes:
             return None
-        here = await self._claim_sound(previous.digest, previous.size_bytes)
+        here = await self.claim_sound(previous.digest, previous.size_bytes)
         return here._replace(version=version) if here else None
+
+    async def _download(self, remote: Remote, part: Part, network: Network) -> tuple[str, Version]:
+        options, report = self._ground.options, lambda done, total: self._progress(remote, done, total)
+        return await fetch(network, remote, part, options, report)
 
     def _require_gguf(self, part: Part, name: str) -> None:
         try:
@@ -166,6 +187,8 @@ class Installation:
             self.workdir.mkdir()
 
     def _close(self) -> None:
+        for part in self._borrowed:
+            part.close()
         shutil.rmtree(self.workdir, ignore_errors=True)
         if self._lease:
             self._lease.close()
@@ -179,6 +202,11 @@ class Installation:
         with self._ground.root.lock():
             self._hold(digest)
             return self._ground.blobs.adopt(path, digest)
+
+    def _adopt_part(self, part: Part, digest: str) -> Path:
+        with self._ground.root.lock():
+            self._hold(digest)
+            return self._ground.blobs.adopt(part.release(), digest)
 
     def _link(self, path: Path, digest: str) -> Path:
         is_sound = self._ground.blobs.is_sound(digest)  # reads all of it: not under the lock

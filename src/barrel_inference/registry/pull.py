@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -23,10 +24,10 @@ async def pull(ground: Ground, spec: Spec, name: ModelName, insecure: bool, stat
     """Install what ``spec`` means as ``name``; reports to ``status`` and raises a RegistryError or ModelFileError."""
     status({"status": "pulling manifest"})
     async with Installation(ground, status) as installation, Network(policy(ground, insecure)) as network:
-        context = Context(network, ground.options, insecure, installation.workdir, status)
+        previous = functools.partial(ground.store.pulled_from, spec.canonical)
+        context = Context(network, ground.options, insecure, installation, previous, status)
         resolution = await resolver(spec)(spec, context)
-        previous = next((m for m in ground.store.list().manifests if m.spec == spec.canonical), None)
-        brought = [(a, await installation.bring(a, network, previous)) for a in resolution.artifacts]
+        brought = [(a, await installation.bring(a, network, previous())) for a in resolution.artifacts]
         status({"status": "verifying sha256 digest"})
         manifest = assemble(ground, name, spec.canonical, brought, resolution)
         status({"status": "writing manifest"})

@@ -71,6 +71,10 @@ class Store:
             raise ModelNotFoundError(f"model '{text}' not found", model=text)
         return manifest
 
+    def pulled_from(self, spec: str) -> Manifest | None:
+        """The newest model that a pull of exactly this canonical spec installed."""
+        return next((m for m in self.list().manifests if m.spec == spec), None)
+
     def write(self, manifest: Manifest) -> None:
         """Replace or add. A name that exists in another case keeps the case it has."""
         path = self.path(manifest.model_name)

@@ -78,13 +78,13 @@ class _Fetch:
         self._version, self._has_ranges = await self._server.probe()
         self._part.begin(self._version, ranges=self._has_ranges)
         if self._version.size is not None:
-            self._part.require_room(self._version.size)
+            self._part.require_room(self._version.size * self._remote.n_copies)
         self._report()
         digest = await self._transfer()
         if self._remote.digest and digest != self._remote.digest:
             self._part.discard()
             require_digest(self._remote.digest, digest)
-        await asyncio.get_running_loop().run_in_executor(self._syncer, self._part.finish)
+        await asyncio.get_running_loop().run_in_executor(self._syncer, self._part.sync)
         return digest
 
     # ---- the transfer

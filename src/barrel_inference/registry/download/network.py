@@ -48,6 +48,7 @@ class NetworkPolicy(NamedTuple):
     allow_private: bool = False
     private_hosts: frozenset[str] = frozenset()
     stall_s: float = 30.0
+    ca_file: str | None = None  # certificates to trust instead of the system's
 
 
 def origin_of(url: str) -> str:
@@ -62,14 +63,13 @@ def host_and_port(url: str) -> str:
 
 class Network:
     def __init__(self, policy: NetworkPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        policy = self._policy
-        connector = aiohttp.TCPConnector(
-            resolver=_GuardedResolver(policy), ssl=False if policy.insecure else ssl.create_default_context(), limit=32
-        )
+        policy = self.policy
+        context = False if policy.insecure else ssl.create_default_context(cafile=policy.ca_file)
+        connector = aiohttp.TCPConnector(resolver=_GuardedResolver(policy), ssl=context, limit=32)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=policy.stall_s, sock_read=policy.stall_s)
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -95,7 +95,7 @@ class Network:
         Raises ``TransientError`` when the connection failed, ``PullError`` when a hop is not allowed.
         """
         for _ in range(MAX_HOPS):
-            check_url(url, self._policy)
+            check_url(url, self.policy)
             response = await self._one(url, dict(headers or {}), credential)
             location = response.headers.get("Location")
             if response.status not in (301, 302, 303, 307, 308) or location is None:
@@ -129,6 +129,8 @@ class Network:
             # what is quoted stays as it is: quoting it anew would break the signature of a signed URL
             target = URL(quote(url, safe=_NOT_QUOTED), encoded=True)
             return await self._session.get(target, headers=headers, allow_redirects=False)
+        except aiohttp.ClientConnectorCertificateError as error:  # no other try will be better
+            raise PullError(f"{target.host}: {error.certificate_error}") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise transient(error, url) from None
 

@@ -84,7 +84,7 @@ def boot_id() -> str:
 
 
 class Part:
-    """Open with ``acquire``. ``begin`` decides between resuming and starting again; then write, sync, finish."""
+    """Open with ``acquire``. ``begin`` decides between resuming and starting again; then write, sync, release."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
@@ -172,10 +172,8 @@ class Part:
                 self._write_row(piece)
             os.fsync(self._state_fd)
 
-    def finish(self) -> Path:
-        """Sync, drop the sidecar; the caller renames the file, then closes."""
-        with writing(self.path):
-            os.fsync(self._fd)
+    def release(self) -> Path:
+        """Drop the sidecar; the caller, who has found the file right, renames it at once, then closes."""
         self._state_path.unlink(missing_ok=True)
         return self.path
 

@@ -30,6 +30,7 @@ class Remote(NamedTuple):
     digest: str | None = None
     size: int | None = None
     credential: Credential | None = None
+    n_copies: int = 1  # how often its bytes will be on the disk at the same time
 
 
 class Server:

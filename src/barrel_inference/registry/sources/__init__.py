@@ -8,23 +8,27 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from barrel_inference.config import RegistryOpts
+from barrel_inference.registry.manifest import File, Manifest
 from barrel_inference.registry.names import Spec
 
 if TYPE_CHECKING:
     from barrel_inference.registry.download.network import Network
     from barrel_inference.registry.download.server import Remote
+    from barrel_inference.registry.install import Installation
 
 Role = Literal["model", "projector", "adapter"]
 MAX_TEXT_BYTES = 4 << 20  # manifests, templates, licences, listings
 
 
 class Artifact(NamedTuple):
-    """One weights file: to be fetched (``remote``) or on this machine (``local``; ``ours`` may be moved)."""
+    """One weights file: to be fetched (``remote``), on this machine (``local``; ``ours`` may be moved), or a sound blob
+    that this pull holds already (``held``)."""
 
     role: Role
     remote: Remote | None = None
     local: Path | None = None
     ours: bool = False
+    held: File | None = None
 
 
 class Resolution(NamedTuple):
@@ -36,12 +40,13 @@ class Resolution(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a source may use. ``workdir`` is private to this pull and removed after it."""
+    """What a source may use. ``previous`` finds the model that an earlier pull of the spec installed."""
 
     network: Network
     options: RegistryOpts
     insecure: bool
-    workdir: Path
+    installation: Installation
+    previous: Callable[[], Manifest | None]
     status: Callable[[dict[str, Any]], None]
 
 

