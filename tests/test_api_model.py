@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import signal
@@ -75,13 +76,35 @@ async def test_a_restart_of_the_runtime_finds_its_prompt_on_disk(tmp_path: Path,
 
 
 async def test_a_chat_turn_comes_back_as_the_tokens_that_were_sampled(model: AsyncModel) -> None:
-    messages: list[dict[str, Any]] = [{"role": "user", "content": f"Summarise this: {PROMPT}"}]
+    messages: list[Any] = [{"role": "user", "content": f"Summarise this: {PROMPT}"}]
     first = await model.chat(messages, max_tokens=40, seed=9, temperature=1.5)
-    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Shorter!"}]
+    messages += [first.message, {"role": "user", "content": "Shorter!"}]
     second = await model.chat(messages, max_tokens=4, temperature=0)
-    sampled = first.prompt_tokens + first.tokens
-    assert second.prompt_tokens[: len(sampled)] == sampled
+    sampled = first.completion.prompt_tokens + first.completion.tokens
+    assert second.completion.prompt_tokens[: len(sampled)] == sampled
     assert second.usage.cached_tokens >= len(sampled) - 1
+
+
+async def test_a_tool_is_called_and_its_result_read(model: AsyncModel) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Bergen", "Porto"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+    }
+    tool = {"type": "function", "function": {"name": "forecast", "description": "Weather", "parameters": parameters}}
+    messages: list[Any] = [{"role": "user", "content": "How will the weather be in Porto for three days?"}]
+    options: dict[str, Any] = {"tools": [tool], "parallel_tool_calls": False, "temperature": 0, "max_tokens": 100}
+    asked = await model.chat(messages, tool_choice="required", **options)
+    (call,) = asked.tool_calls
+    arguments = json.loads(call["function"]["arguments"])
+    assert asked.finish_reason == "tool_calls" and call["function"]["name"] == "forecast"
+    assert arguments["city"] in ("Bergen", "Porto") and 1 <= arguments["days"] <= 9
+    result = {"role": "tool", "content": "Rain, rain, sun.", "tool_call_id": call["id"]}
+    told = await model.chat([*messages, asked.message, result], tool_choice="none", **options)
+    sampled = asked.completion.prompt_tokens + asked.completion.tokens
+    assert told.content and not told.tool_calls
+    assert told.completion.prompt_tokens[: len(sampled)] == sampled
+    assert told.usage.cached_tokens >= len(sampled) - 1
 
 
 async def test_a_finish_key_continues_where_it_ended(model: AsyncModel) -> None:

@@ -10,6 +10,7 @@ for chunk in model.stream("Once upon a time"):
 from barrel_inference import errors, types
 from barrel_inference.aio import AsyncModel, AsyncRuntime, AsyncStream
 from barrel_inference.api import (
+    ChatStream,
     Model,
     Runtime,
     Stream,
@@ -22,12 +23,14 @@ from barrel_inference.api import (
     stream,
     unload,
 )
+from barrel_inference.chat import events
 from barrel_inference.config import ContextOpts, ModelOpts, Policy, RuntimeConfig, TierSpec
 
 __all__ = [
     "AsyncModel",
     "AsyncRuntime",
     "AsyncStream",
+    "ChatStream",
     "ContextOpts",
     "Model",
     "ModelOpts",
@@ -39,6 +42,7 @@ __all__ = [
     "cache",
     "complete",
     "errors",
+    "events",
     "load_model",
     "models",
     "runtime",

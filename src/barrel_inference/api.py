@@ -11,18 +11,17 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from barrel_inference.aio.cache import AsyncCache
-from barrel_inference.aio.model import AsyncModel, Messages
-from barrel_inference.aio.params import Prompt
+from barrel_inference.aio.model import AsyncModel
+from barrel_inference.aio.params import Messages, Prompt
 from barrel_inference.aio.runtime import AsyncRuntime, OnProgress
-from barrel_inference.aio.stream import AsyncStream
+from barrel_inference.chat.events import Answer, Event
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.errors import NotLoadedError
-from barrel_inference.kvcache.admin.content import NamespaceStats, Removed, Scrubbed
 from barrel_inference.options import config_file, layered
 from barrel_inference.types import (
     CacheLookup,
@@ -38,8 +37,11 @@ from barrel_inference.types import (
 
 if TYPE_CHECKING:
     from barrel_inference.kvcache.admin.archive import Moved
+    from barrel_inference.kvcache.admin.content import NamespaceStats, Removed, Scrubbed
 
 T = TypeVar("T")
+Item_co = TypeVar("Item_co", covariant=True)
+Result_co = TypeVar("Result_co", covariant=True)
 
 EXIT_TIMEOUT_S = 60.0
 
@@ -91,27 +93,39 @@ class _LoopThread:
         self._loop.close()
 
 
-class Stream:
-    """An iterator of chunks. Closing it, leaving its ``with``, or dropping it stops the work."""
+class _Streaming(Protocol[Item_co, Result_co]):
+    """AsyncStream and AsyncChatStream."""
 
-    def __init__(self, loop: _LoopThread, stream: AsyncStream) -> None:
+    async def __anext__(self) -> Item_co: ...
+
+    async def aclose(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    async def result(self) -> Result_co: ...
+
+
+class _Blocking(Generic[Item_co, Result_co]):
+    """An iterator. Closing it, leaving its ``with``, or dropping it stops the work."""
+
+    def __init__(self, loop: _LoopThread, stream: _Streaming[Item_co, Result_co]) -> None:
         self._loop = loop
         self._stream = stream
         self._ended = False
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[Item_co]:
         return self
 
-    def __next__(self) -> Chunk:
+    def __next__(self) -> Item_co:
         try:
-            chunk = self._loop.run(_next(self._stream))
+            item = self._loop.run(_next(self._stream))
         except BaseException:
             self._ended = True
             raise
-        if chunk is None:
+        if item is None:
             self._ended = True
             raise StopIteration
-        return chunk
+        return item
 
     def __enter__(self) -> Self:
         return self
@@ -133,14 +147,25 @@ class Stream:
         """End it within one step: the stream then closes with finish reason ``cancelled``."""
         self._loop.call(self._stream.cancel)
 
-    def result(self) -> Completion:
-        """Read to the end; the completion."""
+    def result(self) -> Result_co:
+        """Read to the end; the whole."""
         self._ended = True
         return self._loop.run(self._stream.result())
 
 
-async def _next(stream: AsyncStream) -> Chunk | None:
-    return await anext(stream, None)
+async def _next(stream: _Streaming[Item_co, Any]) -> Item_co | None:
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+class Stream(_Blocking[Chunk, Completion]):
+    """Chunks of a generation; its result is a Completion."""
+
+
+class ChatStream(_Blocking[Event, Answer]):
+    """Events of an answer (chat.events); its result is an Answer."""
 
 
 class Model:
@@ -170,14 +195,14 @@ class Model:
     def cancel(self, request_id: str) -> None:
         self._loop.call(self._model.cancel, request_id)
 
-    def chat(self, messages: Messages, *, template: Mapping[str, Any] | None = None, **options: Any) -> Completion:
-        return self._loop.run(self._model.chat(messages, template=template, **options))
+    def chat(self, messages: Messages, **options: Any) -> Answer:
+        return self._loop.run(self._model.chat(messages, **options))
 
-    def chat_stream(self, messages: Messages, *, template: Mapping[str, Any] | None = None, **options: Any) -> Stream:
-        return Stream(self._loop, self._loop.run(self._model.chat_stream(messages, template=template, **options)))
+    def chat_stream(self, messages: Messages, **options: Any) -> ChatStream:
+        return ChatStream(self._loop, self._loop.call(self._model.chat_stream, messages, **options))
 
-    def apply_template(self, messages: Messages, **template: Any) -> str:
-        return self._loop.run(self._model.apply_template(messages, **template))
+    def apply_template(self, messages: Messages, **options: Any) -> str:
+        return self._loop.run(self._model.apply_template(messages, **options))
 
     def embed(self, texts: str | Sequence[Prompt]) -> Embedding:
         return self._loop.run(self._model.embed(texts))

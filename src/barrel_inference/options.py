@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,6 +122,8 @@ def _from_file(base: T, file: Path) -> T:
 
 def read_toml(file: Path) -> dict[str, Any]:
     """Raises ConfigError for a file that cannot be read or parsed."""
+    import tomllib  # not for those who only import the package
+
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -14,8 +14,6 @@ import msgspec
 from barrel_inference.aio.params import Prompt, check_prompt, check_seconds
 from barrel_inference.aio.tiers import Tiers
 from barrel_inference.errors import TierUnknownError
-from barrel_inference.kvcache.admin import content
-from barrel_inference.kvcache.admin.content import NamespaceStats, Removed, Scrubbed
 from barrel_inference.kvcache.tier import Tier
 from barrel_inference.options import nearest
 from barrel_inference.types import CacheLookup, CacheStats
@@ -23,6 +21,7 @@ from barrel_inference.types import CacheLookup, CacheStats
 if TYPE_CHECKING:
     from barrel_inference.aio.model import AsyncModel
     from barrel_inference.kvcache.admin.archive import Moved
+    from barrel_inference.kvcache.admin.content import NamespaceStats, Removed, Scrubbed
 
 Path_ = str | os.PathLike[str]
 
@@ -52,6 +51,8 @@ class AsyncCache:
 
     async def namespaces(self) -> list[NamespaceStats]:
         """What each model holds in each tier; loaded or not."""
+        from barrel_inference.kvcache.admin import content  # not for those who only import the package
+
         return await asyncio.to_thread(content.stats, self._tiers.all())
 
     async def lookup(self, model_id: str, prompt: Prompt, *, salt: str = "") -> CacheLookup:
@@ -71,12 +72,16 @@ class AsyncCache:
     ) -> Removed:
         """Remove everything, or only one namespace (8 hex digits suffice), what was not used for so long, or what one
         tier holds. Running requests see misses."""
+        from barrel_inference.kvcache.admin import content
+
         older_than = None if older_than_s is None else time.time() - check_seconds("older_than_s", older_than_s)
         tiers = self._chosen(tier)
         return await asyncio.to_thread(content.clear, tiers, namespace=namespace, older_than=older_than)
 
     async def verify(self, *, tier: str | None = None) -> Scrubbed:
         """Read and prove every object; damaged ones go to quarantine."""
+        from barrel_inference.kvcache.admin import content
+
         return await asyncio.to_thread(content.verify, self._chosen(tier))
 
     async def export(self, model_id: str, prompt: Prompt, file: Path_, *, salt: str = "") -> Moved:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from barrel_inference.aio import params
-from barrel_inference.aio.params import Prompt
+from barrel_inference.aio.params import Messages, Prompt
 from barrel_inference.aio.stream import AsyncStream
-from barrel_inference.errors import InvalidRequestError, TemplateError
-from barrel_inference.types import CacheLookup, CacheReport, Completion, Embedding, Message, ModelInfo
+from barrel_inference.errors import InvalidRequestError
+from barrel_inference.types import CacheLookup, CacheReport, Completion, Embedding, ModelInfo
 from barrel_inference.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from barrel_inference.chat.template import Rendered, Template
-
-Messages = Sequence[Message | Mapping[str, Any]]
+    from barrel_inference.aio.chat import AsyncChatStream
+    from barrel_inference.chat.events import Answer
 
 
 class AsyncModel:
@@ -30,7 +28,6 @@ class AsyncModel:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._template: Template | None = None
 
     @property
     def id(self) -> str:
@@ -60,40 +57,21 @@ class AsyncModel:
         """Stop a request within one step; it then completes with finish reason ``cancelled``."""
         self._supervisor.cancel(request_id)
 
-    async def chat(
-        self, messages: Messages, *, template: Mapping[str, Any] | None = None, **options: Any
-    ) -> Completion:
-        """Answer a conversation. ``template``: keywords of ``apply_template``."""
-        stream = await self.chat_stream(messages, template=template, **options)
-        return await stream.result()
+    async def chat(self, messages: Messages, **options: Any) -> Answer:
+        """Answer a conversation. ``options`` are also those of params.ChatOptions: tools, think, …"""
+        return await self.chat_stream(messages, **options).result()
 
-    async def chat_stream(
-        self, messages: Messages, *, template: Mapping[str, Any] | None = None, **options: Any
-    ) -> AsyncStream:
-        """The same, chunk by chunk."""
-        rendered = await self._render(messages, template or {})
-        bos = self.info().bos_token
-        options.setdefault("add_special", not (bos and rendered.text.startswith(bos)))
-        return self.stream(rendered.text, boundaries=rendered.boundaries, **options)
+    def chat_stream(self, messages: Messages, **options: Any) -> AsyncChatStream:
+        """The same, event by event (chat.events). The work begins with the first ``anext``."""
+        from barrel_inference.aio.chat import AsyncChatStream  # jinja2 would double the time to import the package
 
-    async def apply_template(self, messages: Messages, **template: Any) -> str:
-        """The prompt text of a conversation. Keywords: tools, documents, add_generation_prompt,
-        continue_final_message, and whatever the model's template reads (enable_thinking, …)."""
-        return (await self._render(messages, template)).text
+        return AsyncChatStream(self, messages, options)
 
-    async def _render(self, messages: Messages, template: Mapping[str, Any]) -> Rendered:
-        plain = [_plain(message) for message in params.sequence(messages)]
-        return await asyncio.to_thread(self._load_template().render, plain, **template)
+    async def apply_template(self, messages: Messages, **options: Any) -> str:
+        """The prompt that ``chat`` would read. ``options``: those of params.ChatOptions."""
+        from barrel_inference.aio.chat import prompt_text
 
-    def _load_template(self) -> Template:
-        from barrel_inference.chat.template import Template  # jinja2 would double the time to import the package
-
-        if self._template is None:
-            info = self.info()
-            if info.chat_template is None:
-                raise TemplateError(f"model {self.id!r} has no chat template")
-            self._template = Template(info.chat_template, bos_token=info.bos_token, eos_token=info.eos_token)
-        return self._template
+        return await prompt_text(self, messages, options)
 
     # ---- the rest
 
@@ -142,13 +120,3 @@ class AsyncModel:
     async def call(self, op: str, **args: Any) -> Any:
         """Ask the worker one of the questions of worker.child.calls; the answer is plain values."""
         return await self._supervisor.call(op, **args)
-
-
-def _plain(message: Message | Mapping[str, Any]) -> dict[str, Any]:
-    """The field names that templates know, without the fields that say nothing."""
-    if isinstance(message, Message):
-        values = {name: value for name, value in msgspec.structs.asdict(message).items() if value not in (None, ())}
-        return values | {"tool_calls": list(message.tool_calls)} if message.tool_calls else values
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InvalidRequestError(f"a message is a mapping with a role, not {message!r:.80}")
-    return dict(message)

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import msgspec
 
-from barrel_inference.aio import loading
 from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.aio.model import AsyncModel
 from barrel_inference.aio.params import Prompt, check_seconds
@@ -24,10 +23,8 @@ from barrel_inference.aio.stream import AsyncStream
 from barrel_inference.aio.tiers import Tiers, tier_info
 from barrel_inference.config import LoadArguments, RuntimeConfig, TierSpec
 from barrel_inference.errors import AlreadyLoadedError, ConfigError, NotLoadedError
-from barrel_inference.fingerprint import Fingerprints
 from barrel_inference.kvcache.admin import pressure
 from barrel_inference.options import build, nearest
-from barrel_inference.registry import Registry
 from barrel_inference.types import Completion, ModelInfo, TierInfo, TierKind
 from barrel_inference.worker.memory import MemoryReader, PsutilMemory
 from barrel_inference.worker.messages import NeedRoom, Progress, Room, Touched
@@ -56,6 +53,9 @@ class AsyncRuntime:
         memory: MemoryReader | None = None,
         memory_pressure: pressure.Source | None = None,
     ) -> None:
+        from barrel_inference.fingerprint import Fingerprints  # these and ``loading`` read models: not for those who
+        from barrel_inference.registry import Registry  # only import the package
+
         self.config = RuntimeConfig() if config is None else config
         self._worker_command = worker_command
         self._memory = PsutilMemory() if memory is None else memory
@@ -101,6 +101,8 @@ class AsyncRuntime:
         Raises ConfigError, ModelFileError, a TierError, AlreadyLoadedError, or what the worker answered (LoadError,
         OutOfMemoryError). ``on_progress`` hears (stage, fraction) while the weights load.
         """
+        from barrel_inference.aio import loading
+
         if self._closed:
             raise NotLoadedError("the runtime is closed")
         arguments = loading.parse(options, self.config)
@@ -120,6 +122,8 @@ class AsyncRuntime:
     async def _start_worker(
         self, model_id: str, arguments: LoadArguments, path: Path | None, on_progress: OnProgress | None
     ) -> AsyncModel:
+        from barrel_inference.aio import loading
+
         options = await asyncio.to_thread(loading.resolve, model_id, arguments, path, self._fingerprints)
         if arguments.cache:
             save_tier = self._tiers.resolve(arguments.tier, arguments.tier_srv)
@@ -191,6 +195,8 @@ class AsyncRuntime:
 
     def start_tier(self, name: str, kind: TierKind, path: str | os.PathLike[str], quota_bytes: int) -> TierInfo:
         """Open a directory as a tier that later loads may save to. Raises ConfigError or TierUnusableError."""
+        from barrel_inference.aio import loading
+
         values = {"name": name, "kind": kind, "path": loading.text(path), "quota_bytes": quota_bytes}
         spec = build(TierSpec(name="", kind="disk", path="", quota_bytes=1), values)
         absolute = str(loading.absolute(spec.path))

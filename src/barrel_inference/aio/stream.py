@@ -19,12 +19,15 @@ class AsyncStream:
     def __init__(self, generations: Sequence[AsyncGenerator[Chunk, None]], cancel: Callable[[], None]) -> None:
         self._chunks = generations[0] if len(generations) == 1 else _merge(generations)
         self._cancel = cancel
+        self._n = len(generations)
+        self._has_begun = False
         self._completions: dict[int, Completion] = {}
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
 
     async def __anext__(self) -> Chunk:
+        self._has_begun = True
         chunk = await anext(self._chunks)
         if chunk.completion is not None:
             self._completions[chunk.index] = chunk.completion
@@ -43,7 +46,10 @@ class AsyncStream:
 
     def cancel(self) -> None:
         """End it within one step: the stream then closes with finish reason ``cancelled``."""
-        self._cancel()
+        if self._has_begun:
+            self._cancel()
+        else:
+            self._chunks = _nothing(self._n)
 
     async def result(self) -> Completion:
         """Read to the end; the completion (with n > 1 the first, which holds the ``others``)."""
@@ -52,6 +58,13 @@ class AsyncStream:
                 pass
         first, *others = (self._completions[index] for index in sorted(self._completions))
         return msgspec.structs.replace(first, others=tuple(others)) if others else first
+
+
+async def _nothing(n: int) -> AsyncGenerator[Chunk, None]:
+    """What was cancelled before it began."""
+    for index in range(n):
+        completion = Completion(text="", tokens=(), finish_reason="cancelled", index=index)
+        yield Chunk(index=index, completion=completion)
 
 
 async def _merge(generations: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[Chunk, None]:

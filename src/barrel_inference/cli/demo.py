@@ -20,6 +20,7 @@ import msgspec
 import typer
 
 from barrel_inference.aio import AsyncModel
+from barrel_inference.chat.events import Content
 from barrel_inference.cli import local
 from barrel_inference.cli.report import EXIT_FAILED, Json, print_json
 from barrel_inference.config import RuntimeConfig, TierSpec
@@ -121,16 +122,14 @@ async def _ask(model: AsyncModel, name: str, quiet: bool) -> Step:
     if not quiet:
         typer.echo(f"\n— {name}: ", nl=False)
     began, first_token_s = time.perf_counter(), 0.0
-    stream = await model.chat_stream([{"role": "user", "content": prompt()}], max_tokens=ANSWER_TOKENS, temperature=0.0)
-    async for chunk in stream:
+    stream = model.chat_stream([{"role": "user", "content": prompt()}], max_tokens=ANSWER_TOKENS, temperature=0.0)
+    async for event in stream:
         first_token_s = first_token_s or time.perf_counter() - began
-        if not quiet:
-            typer.echo(chunk.text, nl=False)
-        completion = chunk.completion
-    assert completion is not None  # the last chunk of a stream that did not raise
+        if not quiet and isinstance(event, Content):
+            typer.echo(event.text, nl=False)
     if not quiet:
         typer.echo()
-    return _step(name, completion, first_token_s)
+    return _step(name, (await stream.result()).completion, first_token_s)
 
 
 def _step(name: str, completion: Completion, first_token_s: float) -> Step:

@@ -9,12 +9,14 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from barrel_inference.aio import AsyncModel, AsyncStream
+from barrel_inference.aio.chat import AsyncChatStream
+from barrel_inference.chat.events import Content, Finished, Reasoning
 from barrel_inference.cli import local
 from barrel_inference.cli.report import Json, print_json
 from barrel_inference.errors import ConfigError
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.parameters import merge, translate
-from barrel_inference.types import Completion
+from barrel_inference.types import Chunk, Completion
 
 N_CTX = 4096  # unless the model or the user says otherwise
 
@@ -93,24 +95,26 @@ async def _answer(name: str, asked: Asked, options: dict[str, Any], silent: bool
     own = translate(entry.parameters)
     context = {"context_opts": {"n_ctx": own.n_ctx or N_CTX}}
     loaded = local.loaded(entry, local.configuration(), **merge(merge(context, own.load), options))
-    async with loaded as model, await _stream(model, entry, asked, own.request | asked.params) as stream:
-        async for chunk in stream:
-            if not silent:
-                typer.echo(chunk.text, nl=False)
-            completion = chunk.completion
+    completion = None
+    async with loaded as model, _stream(model, entry, asked, own.request | asked.params) as stream:
+        async for item in stream:
+            if isinstance(item, Chunk | Content | Reasoning) and not silent:
+                typer.echo(item.text, nl=False, err=isinstance(item, Reasoning))
+            if isinstance(item, Chunk | Finished):
+                completion = item.completion
     if not silent:
         typer.echo()
-    assert completion is not None  # the last chunk of a stream that did not raise
+    assert completion is not None  # the last one of a stream that did not raise
     return completion
 
 
-async def _stream(model: AsyncModel, entry: Entry, asked: Asked, params: dict[str, Any]) -> AsyncStream:
+def _stream(model: AsyncModel, entry: Entry, asked: Asked, params: dict[str, Any]) -> AsyncStream | AsyncChatStream:
     """A conversation as the model's template writes it; where it has none, the question as plain text."""
     if asked.raw or model.info().chat_template is None:
         return model.stream(asked.question, **params)
     system = asked.system or entry.system
     messages = [{"role": "system", "content": system}] if system else []
-    return await model.chat_stream([*messages, *entry.messages, {"role": "user", "content": asked.question}], **params)
+    return model.chat_stream([*messages, *entry.messages, {"role": "user", "content": asked.question}], **params)
 
 
 def summary(completion: Completion) -> str:

@@ -3,19 +3,24 @@ nothing but the generation in hand."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from barrel_inference.aio import AsyncModel
+from barrel_inference.aio.stream import AsyncStream
 from barrel_inference.chat.dialogue import Prompt
 from barrel_inference.chat.events import Piece, Reasoning
 from barrel_inference.types import Chunk, Completion, Timings, Usage
 
+if TYPE_CHECKING:
+    from barrel_inference.aio.model import AsyncModel
+
+Start = Callable[..., AsyncStream]  # of AsyncModel.stream
+
 
 async def within_budget(
-    model: AsyncModel, prompt: Prompt, options: dict[str, Any], budget: int
+    model: AsyncModel, prompt: Prompt, options: dict[str, Any], budget: int, start: Start
 ) -> AsyncGenerator[Chunk, None]:
     """The chunks of one generation. It is continued by a second one when the first had to be cut short."""
     parser = prompt.parser()
@@ -23,7 +28,7 @@ async def within_budget(
     written: list[Chunk] = []
     n_thought = 0
     cut = thinking and budget <= 0
-    async with model.stream(prompt.text, boundaries=prompt.boundaries, **options) as stream:
+    async with start(prompt.text, boundaries=prompt.boundaries, **options) as stream:
         async for chunk in stream:
             if chunk.completion is not None and not cut:
                 yield chunk
@@ -38,7 +43,7 @@ async def within_budget(
             cut = thinking and n_thought >= budget
         first = (await stream.result()) if cut else None
     if first is not None:
-        async for chunk in _continued(model, prompt, options, first, written):
+        async for chunk in _continued(model, prompt, options, first, written, start):
             yield chunk
 
 
@@ -47,7 +52,7 @@ def _is_thinking(pieces: Sequence[Piece], before: bool) -> bool:
 
 
 async def _continued(
-    model: AsyncModel, prompt: Prompt, options: dict[str, Any], first: Completion, written: list[Chunk]
+    model: AsyncModel, prompt: Prompt, options: dict[str, Any], first: Completion, written: list[Chunk], start: Start
 ) -> AsyncGenerator[Chunk, None]:
     closing = f"\n{prompt.think_end}\n\n"
     closing_tokens = await model.tokenize(closing, add_special=False)
@@ -56,7 +61,7 @@ async def _continued(
     rest = {name: value for name, value in options.items() if name != "start_after"}  # its text has been written
     if (limit := options.get("max_tokens")) is not None:
         rest["max_tokens"] = max(0, limit - len(head.tokens))
-    async with model.stream((*first.prompt_tokens, *head.tokens), **rest) as stream:
+    async with start((*first.prompt_tokens, *head.tokens), **rest) as stream:
         async for chunk in stream:
             completion = chunk.completion and _joined(first, head, chunk.completion)
             yield msgspec.structs.replace(chunk, completion=completion)

@@ -1,0 +1,318 @@
+"""One turn of a conversation with one loaded model: prompt, generation, events, answer. The Python API and the server
+stand on it. Owns nothing but the turn in hand; what is known about a chat template is kept with its Dialogue.
+
+Not imported by those who only import the package: jinja2 would double the time that takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from functools import lru_cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import msgspec
+
+from barrel_inference.aio import params, thinking
+from barrel_inference.aio.go import GoTemplate
+from barrel_inference.aio.params import ChatOptions, Messages
+from barrel_inference.aio.stream import AsyncStream
+from barrel_inference.aio.thinking import Start
+from barrel_inference.chat import fallbacks
+from barrel_inference.chat.dialogue import Dialogue, Prompt, Turn
+from barrel_inference.chat.events import (
+    Answer,
+    AnswerEnd,
+    CallArguments,
+    CallStarted,
+    Content,
+    Event,
+    Finished,
+    Piece,
+    Reasoning,
+)
+from barrel_inference.chat.template import Template
+from barrel_inference.errors import InvalidRequestError
+from barrel_inference.registry import gotemplate
+from barrel_inference.types import Chunk, Completion, Message, ModelInfo, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from barrel_inference.aio.model import AsyncModel
+
+CHOICES = ("auto", "none", "required")
+
+
+# ---- the model's side
+
+
+def dialogue_of(info: ModelInfo, chat_template: str | None = None) -> Dialogue:
+    """For the model's own template or another (Jinja, or Ollama's Go). Blocking: some milliseconds at the first call
+    for a template. Raises TemplateError."""
+    source = chat_template or fallbacks.pick(info.chat_template, frozenset((info.bos_token, info.eos_token)))
+    calls, thoughts = (_pair(info.loader.get(name)) for name in ("tool_call_markers", "thinking_markers"))
+    return _dialogue(source, info.bos_token, info.eos_token, calls, thoughts)
+
+
+@lru_cache(maxsize=64)
+def _dialogue(source: str, bos: str, eos: str, calls: Any, thoughts: Any) -> Dialogue:
+    template = GoTemplate(source) if gotemplate.is_go(source) else Template(source, bos_token=bos, eos_token=eos)
+    return Dialogue(template, tool_call_markers=calls, thinking_markers=thoughts)
+
+
+def _pair(markers: Any) -> tuple[str, str] | None:
+    return tuple(markers) if markers else None
+
+
+def adds_special(info: ModelInfo, text: str) -> bool:
+    """Whether the tokenizer must add what begins a text: not where the template has written it."""
+    return not (info.bos_token and text.startswith(info.bos_token))
+
+
+# ---- the turn
+
+
+def turn_of(messages: Messages, options: ChatOptions, **more: Any) -> Turn:
+    """Raises InvalidRequestError."""
+    plain = [_message(message) for message in params.sequence(messages)]
+    if not plain:
+        raise InvalidRequestError("a conversation needs at least one message", option="messages")
+    choice = options.tool_choice
+    return Turn(
+        messages=plain,
+        tools=[_tool(tool) for tool in options.tools],
+        choice=choice if choice in CHOICES else f"named:{choice}",
+        parallel=options.parallel_tool_calls,
+        think=options.think,
+        documents=options.documents,
+        template=options.template,
+        continue_final=options.continue_final_message,
+        **more,
+    )
+
+
+def _message(message: Message | Mapping[str, Any]) -> dict[str, Any]:
+    """The field names that templates know, without the fields that say nothing."""
+    if isinstance(message, Message):
+        return said(message)
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidRequestError(f"a message is a mapping with a role, not {message!r:.80}")
+    for call in message.get("tool_calls") or ():
+        _check_call(call)
+    return dict(message)
+
+
+def said(message: Message) -> dict[str, Any]:
+    values = {name: value for name, value in msgspec.structs.asdict(message).items() if value not in (None, ())}
+    return values | {"tool_calls": list(message.tool_calls)} if message.tool_calls else values
+
+
+def _check_call(call: Any) -> None:
+    try:
+        arguments = call["function"].get("arguments") or {}
+        read = json.loads(arguments) if isinstance(arguments, str) else arguments
+        is_call = isinstance(call["function"]["name"], str) and isinstance(read, Mapping)
+    except (TypeError, KeyError, AttributeError, ValueError):
+        is_call = False
+    if not is_call:
+        raise InvalidRequestError(f"a tool call has a function with a name and arguments, not {call!r:.80}")
+
+
+def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function", tool)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidRequestError(f"a tool is a function with a name, not {tool!r:.80}", option="tools")
+    return tool
+
+
+# ---- the generation
+
+
+async def events(
+    model: AsyncModel,
+    dialogue: Dialogue,
+    prompt: Prompt,
+    options: Mapping[str, Any],
+    *,
+    think_budget: int | None = None,
+    start: Start | None = None,
+) -> AsyncGenerator[Event, None]:
+    """The answers to one prompt as they come; what they say is remembered. Closing the generator stops the work.
+    ``start``: in place of the model's ``stream``."""
+    answers: dict[int, _Answer] = {}
+    chunks = _chunks(model, prompt, _options(model, prompt, options), think_budget, start or model.stream)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            answer = answers.setdefault(chunk.index, _Answer(prompt, chunk.index))
+            for event in answer.take(chunk):
+                yield event
+            if chunk.completion is not None:
+                finished = answer.finished(chunk.completion)
+                dialogue.remember(prompt, said(finished.message), answer.written)
+                yield finished
+
+
+def _options(model: AsyncModel, prompt: Prompt, given: Mapping[str, Any]) -> dict[str, Any]:
+    options = {"add_special": adds_special(model.info(), prompt.text), **given}
+    if prompt.constraint is not None:
+        options |= {name: value for name, value in msgspec.structs.asdict(prompt.constraint).items() if value}
+    structured = prompt.shape.syntax or prompt.shape.thinking or prompt.shape.noise
+    return options | {"keep_special": bool(structured)}
+
+
+def _chunks(
+    model: AsyncModel, prompt: Prompt, options: dict[str, Any], budget: int | None, start: Start
+) -> AsyncGenerator[Chunk, None]:
+    if budget is not None and prompt.think_end and options.get("n", 1) == 1:
+        return thinking.within_budget(model, prompt, options, budget, start)
+    return _plainly(prompt, options, start)
+
+
+async def _plainly(prompt: Prompt, options: dict[str, Any], start: Start) -> AsyncGenerator[Chunk, None]:
+    async with start(prompt.text, boundaries=prompt.boundaries, **options) as stream:
+        async for chunk in stream:
+            yield chunk
+
+
+class _Answer:
+    """One answer under construction."""
+
+    def __init__(self, prompt: Prompt, index: int) -> None:
+        self._parser = prompt.parser()
+        self._index = index
+        self._logprobs: list[TokenLogprob] = []  # of text that the parser still holds back
+        self._usage: Usage | None = None  # until the first event
+        self.written = ""
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+
+    def take(self, chunk: Chunk) -> list[Event]:
+        if not self.written:  # later ones are of a generation that goes on behind a budget
+            self._usage = chunk.usage or self._usage
+        self.written += chunk.text
+        self._logprobs += chunk.logprobs
+        pieces = self._parser.feed(chunk.text) if chunk.text else []
+        if chunk.completion is not None:
+            pieces += self._parser.finish()
+        return [self._event(piece) for piece in pieces]
+
+    def _event(self, piece: Piece) -> Event:
+        match piece:
+            case Content(text=text):
+                self._content.append(text)
+                piece = msgspec.structs.replace(piece, logprobs=tuple(self._logprobs))
+            case Reasoning(text=text):
+                self._reasoning.append(text)
+            case CallStarted(name=name, id=call_id):
+                self._calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}})
+            case CallArguments(call=call, text=text):
+                self._calls[call]["function"]["arguments"] += text
+        self._logprobs.clear()
+        usage, self._usage = self._usage, None
+        return cast(Event, msgspec.structs.replace(piece, index=self._index, usage=usage))
+
+    def finished(self, completion: Completion) -> Finished:
+        message = Message(
+            role="assistant",
+            content="".join(self._content),
+            reasoning_content="".join(self._reasoning) or None,
+            tool_calls=tuple(self._calls),
+        )
+        return Finished(
+            index=self._index,
+            reason=_reason(completion, bool(self._calls)),
+            stop_text=completion.stop_text,
+            completion=completion,
+            message=message,
+        )
+
+
+def _reason(completion: Completion, called: bool) -> AnswerEnd:
+    match completion.finish_reason:
+        case "stop":
+            return "tool_calls" if called else "stop"
+        case "cancelled":
+            return "cancelled"
+        case _:
+            return "length"
+
+
+class AsyncChatStream:
+    """The events of one turn. Leaving it (``aclose``, ``async with``, or dropping it) stops the work. Owned by the task
+    that iterates."""
+
+    def __init__(self, model: AsyncModel, messages: Messages, options: Mapping[str, Any]) -> None:
+        """Raises InvalidRequestError."""
+        self._model = model
+        self._chat, self._rest, constraint = params.chat(options)
+        self._turn = turn_of(messages, self._chat, constraint=constraint)
+        self._streams: list[AsyncStream] = []
+        self._is_cancelled = False
+        self._finished: dict[int, Finished] = {}
+        self._events = self._run()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await anext(self._events)
+        if isinstance(event, Finished):
+            self._finished[event.index] = event
+        return event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
+
+    def cancel(self) -> None:
+        """End it within one step: it then closes with finish reason ``cancelled``."""
+        self._is_cancelled = True
+        for stream in self._streams:
+            stream.cancel()
+
+    async def result(self) -> Answer:
+        """Read to the end; the answer (with n > 1 the first, which holds the ``others``)."""
+        async with aclosing(self):
+            async for _ in self:
+                pass
+        first, *others = (_answer(self._finished[index]) for index in sorted(self._finished))
+        return msgspec.structs.replace(first, others=tuple(others)) if others else first
+
+    async def _run(self) -> AsyncGenerator[Event, None]:
+        """Rendered on another thread: long conversations take milliseconds, a hostile template all its time."""
+        dialogue = await asyncio.to_thread(dialogue_of, self._model.info(), self._chat.chat_template)
+        prompt = await asyncio.to_thread(dialogue.prompt, self._turn)
+        found = events(
+            self._model, dialogue, prompt, self._rest, think_budget=self._chat.think_budget, start=self._start
+        )
+        async with aclosing(found):
+            async for event in found:
+                yield event
+
+    def _start(self, *args: Any, **options: Any) -> AsyncStream:
+        stream = self._model.stream(*args, **options)
+        self._streams.append(stream)
+        if self._is_cancelled:
+            stream.cancel()
+        return stream
+
+
+async def prompt_text(model: AsyncModel, messages: Messages, options: Mapping[str, Any]) -> str:
+    chat, _, constraint = params.chat(options)
+    turn = turn_of(messages, chat, constraint=constraint)
+    dialogue = await asyncio.to_thread(dialogue_of, model.info(), chat.chat_template)
+    return (await asyncio.to_thread(dialogue.prompt, turn)).text
+
+
+def _answer(finished: Finished) -> Answer:
+    return Answer(message=finished.message, finish_reason=finished.reason, completion=finished.completion)
