@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,7 +21,9 @@ from barrel_inference.config import RuntimeConfig
 from barrel_inference.registry import Registry
 from barrel_inference.server import samples
 from barrel_inference.server.anthropic import routes as anthropic
+from barrel_inference.server.anthropic import wire as anthropic_wire
 from barrel_inference.server.anthropic.failure import failure as anthropic_failure
+from barrel_inference.server.failures import MethodNotAllowedError, NotFoundError
 from barrel_inference.server.http import auth, plain
 from barrel_inference.server.http.metrics import Metrics, Sample
 from barrel_inference.server.http.middleware import Access, Body, Guard, Records
@@ -40,14 +42,22 @@ from barrel_inference.server.native.models import Asking
 from barrel_inference.server.native.operations import Operating
 from barrel_inference.server.ollama import routes as ollama
 from barrel_inference.server.openai import routes as openai
+from barrel_inference.server.openai import wire as openai_wire
 from barrel_inference.server.openai.failure import failure as openai_failure
 from barrel_inference.server.service import ModelService
 from barrel_inference.worker.memory import MemoryReader, PsutilMemory
 
-_FAILURES: tuple[tuple[str, Failure], ...] = (
-    ("/v1/messages", anthropic_failure),
-    ("/v1/", openai_failure),
-    ("", plain.failure),
+
+class _Dialect(NamedTuple):
+    prefix: str
+    failure: Failure
+    error: type  # what ``failure`` writes
+
+
+_DIALECTS = (
+    _Dialect("/v1/messages", anthropic_failure, anthropic_wire.Failed),
+    _Dialect("/v1/", openai_failure, openai_wire.Failed),
+    _Dialect("", plain.failure, plain.Failed),
 )
 _access_log = logging.getLogger("barrel_inference.requests")
 _log = logging.getLogger(__name__)
@@ -123,7 +133,9 @@ class Server:
         found += anthropic.routes(self.service, keep_alive=options.v1_keep_alive, ping_s=options.ping_s)
         found += Asking(self.service, self._cache).operations()
         found += Housekeeping(self._registry).operations() if self._registry is not None else []
-        found += Operating(self._health, self._metrics_text, lambda: self.operations).operations()
+        found += Operating(
+            self._health, self._metrics_text, lambda: self.operations, lambda path: _dialect(path).error
+        ).operations()
         return found
 
     def _stack(self) -> ASGIApp:
@@ -134,7 +146,7 @@ class Server:
             app,
             max_bytes=options.max_body_bytes,
             pause_s=options.read_timeout_s,
-            failure_of=self._failure_of,
+            failure_of=_failure_of,
             unlimited=("/api/blobs/",),
         )
         access = Access(
@@ -144,18 +156,20 @@ class Server:
             hosts=options.hosts,
             open_paths=frozenset(each.path for each in self.operations if each.open),
         )
-        app = Guard(app, access=access, failure_of=self._failure_of)
-        return Records(app, begun=self._begun, ended=self._ended, failure_of=self._failure_of)
-
-    def _failure_of(self, path: str) -> Failure:
-        return next(failure for prefix, failure in _FAILURES if path.startswith(prefix))
+        app = Guard(app, access=access, failure_of=_failure_of)
+        return Records(app, begun=self._begun, ended=self._ended, failure_of=_failure_of)
 
     async def _not_routed(self, request: Request, error: Exception) -> Response:
-        """404 and 405 as Go's router says them."""
+        """404 and 405 in the dialect's shape; outside of /v1 as Go's router says them."""
         assert isinstance(error, HTTPException)
         words = {404: "404 page not found", 405: "405 method not allowed"}
         text = words.get(error.status_code, error.detail)
-        return PlainTextResponse(text, status_code=error.status_code, headers=error.headers)
+        if not request.url.path.startswith("/v1/"):
+            return PlainTextResponse(text, status_code=error.status_code, headers=error.headers)
+        kind = MethodNotAllowedError if error.status_code == 405 else NotFoundError
+        response = _failure_of(request.url.path)(kind(text))
+        response.headers.update(error.headers or {})
+        return response
 
     # ---- what is the case
 
@@ -175,6 +189,14 @@ class Server:
         stats = await self._cache.stats()
         now = [Sample("requests_active", "Requests under way", self._active)]
         return self.metrics.text([*now, *samples.of_models(self.pool.slots()), *samples.of_cache(stats)])
+
+
+def _dialect(path: str) -> _Dialect:
+    return next(dialect for dialect in _DIALECTS if path.startswith(dialect.prefix))
+
+
+def _failure_of(path: str) -> Failure:
+    return _dialect(path).failure
 
 
 def _save_tier(config: RuntimeConfig) -> dict[str, Any]:

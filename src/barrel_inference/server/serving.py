@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 
 import uvicorn
 
@@ -106,6 +107,13 @@ class Listener(uvicorn.Server):
         for listener in sockets or []:
             self._listening(url_of(listener))
         self._tasks.append(asyncio.create_task(self._server.start()))
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Without raising SIGTERM again in the end: it was obeyed, and the exit code is that of a good end."""
+        with super().capture_signals():
+            yield
+            self._captured_signals = [each for each in self._captured_signals if each != signal.SIGTERM]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain; then the runtime ends, and with it what still runs, each with a typed error; then the connections."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,14 +14,19 @@ from barrel_inference.server.http.operation import Operation
 _REF = "#/components/schemas/{name}"
 
 
-def document(operations: Sequence[Operation], *, version: str) -> dict[str, Any]:
-    types = {kind for each in operations for kind in (each.request, each.response, each.stream) if kind is not None}
+Schemas = dict[Any, dict[str, Any]]  # by type
+
+
+def document(operations: Sequence[Operation], *, version: str, error_of: Callable[[str], Any]) -> dict[str, Any]:
+    """``error_of(path)``: the type of the errors there."""
+    types = {kind for each in operations for kind in _types(each, error_of(each.path)) if kind is not None}
     ordered = sorted(types, key=str)
     schemas, components = msgspec.json.schema_components(ordered, schema_hook=_anything, ref_template=_REF)
     by_type = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
-        paths.setdefault(each.path, {})[each.method.lower()] = _described(each, by_type)
+        described = _described(each, by_type, by_type[error_of(each.path)])
+        paths.setdefault(template(each.path), {})[each.method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {"title": "Barrel Inference", "version": version, "license": {"name": "MIT"}},
@@ -40,31 +45,66 @@ def _anything(kind: type) -> dict[str, Any]:
     raise NotImplementedError(f"{kind} has no schema")
 
 
-def _described(operation: Operation, by_type: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def template(path: str) -> str:
+    """Without Starlette's converters: OpenAPI knows names only."""
+    return re.sub(r":\w+}", "}", path)
+
+
+def _types(operation: Operation, error: Any) -> list[Any]:
+    return [operation.request, operation.response, operation.stream, *operation.also.values(), error]
+
+
+def _described(operation: Operation, by_type: Schemas, error: dict[str, Any]) -> dict[str, Any]:
+    path = template(operation.path)
     described: dict[str, Any] = {
-        "operationId": f"{operation.method.lower()}{re.sub(r'[^a-z0-9]+', '_', operation.path.lower())}".rstrip("_"),
+        "operationId": f"{operation.method.lower()}{re.sub(r'[^a-z0-9]+', '_', path.lower())}".rstrip("_"),
         "summary": operation.summary,
-        "responses": {"200": _success(operation, by_type), "default": {"description": "An error"}},
+        "responses": _responses(operation, by_type, error),
     }
     if operation.request is not None:
         described["requestBody"] = {"required": True, "content": _json(by_type[operation.request])}
-    if names := re.findall(r"{(\w+)(?::\w+)?}", operation.path):
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    parameters = [_parameter(name, "path") for name in re.findall(r"{(\w+)}", path)]
+    parameters += [_parameter(name, "query") for name in operation.query]
+    if parameters:
+        described["parameters"] = parameters
     if not operation.open:
         described["security"] = [{}, {"bearer": []}]
     return described
 
 
-def _success(operation: Operation, by_type: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _parameter(name: str, place: str) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
+
+
+def _responses(operation: Operation, by_type: Schemas, error: dict[str, Any]) -> dict[str, Any]:
+    responses = {"200": _success(operation, by_type, error)}
+    for status, kind in operation.also.items():
+        responses[str(status)] = _response("Success" if status < 300 else "Not now", kind and _json(by_type[kind]))
+    return responses | {"default": _response("An error", None if operation.method == "HEAD" else _json(error))}
+
+
+def _success(operation: Operation, by_type: Schemas, error: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    if operation.response is not None:
+    if operation.response is not None and operation.method != "HEAD":
         content |= _json(by_type[operation.response])
     if operation.stream is not None:
-        kind = "application/x-ndjson" if operation.path.startswith("/api/") else "text/event-stream"
-        content[kind] = {"schema": by_type[operation.stream]}
-    return {"description": "Success", **({"content": content} if content else {})}
+        content |= _stream(operation.path, {"anyOf": [by_type[operation.stream], error]})
+    if operation.media:
+        content[operation.media] = {"schema": {"type": "string"}}
+    return _response("Success", content)
+
+
+def _stream(path: str, piece: dict[str, Any]) -> dict[str, Any]:
+    """One line, or one event as OpenAPI 3.2 describes events; OpenAI's last one has the data ``[DONE]``."""
+    if path.startswith("/api/"):
+        return {"application/x-ndjson": {"schema": piece}}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": piece}
+    event = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
+    return {"text/event-stream": {"schema": event}}
+
+
+def _response(description: str, content: dict[str, Any] | None) -> dict[str, Any]:
+    return {"description": description, **({"content": content} if content else {})}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

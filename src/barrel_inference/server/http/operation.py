@@ -5,8 +5,8 @@ An endpoint raises BarrelErrors; the operation answers them in its dialect's sha
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,7 +27,8 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class Operation:
     """``request``, ``response`` and ``stream`` (one piece of a streamed answer) are msgspec types, or None for no JSON.
 
-    ``open`` operations need no API key.
+    ``media``: of an answer that is no JSON. ``also``: types of answers that are no errors and not 200, by status.
+    ``query``: names of optional parameters. ``open`` operations need no API key.
     """
 
     method: str
@@ -38,6 +39,9 @@ class Operation:
     request: Any = None
     response: Any = None
     stream: Any = None
+    media: str = ""
+    also: Mapping[int, Any] = field(default_factory=dict)
+    query: tuple[str, ...] = ()
     open: bool = False
 
     def route(self) -> Route:

@@ -28,7 +28,15 @@ class Housekeeping:
         return [
             row("POST", "/api/edit", self.edit, "Change a model's parameters", wire.EditRequest, wire.Edited),
             row("POST", "/api/gc", self.gc, "Remove what no model uses", wire.GcRequest, wire.Collected),
-            row("GET", "/api/search", self.search, "Find models to pull (?q=…&limit=…)", None, wire.Found),
+            Operation(
+                "GET",
+                "/api/search",
+                self.search,
+                plain.failure,
+                "Find models to pull",
+                response=wire.Found,
+                query=("q", "limit"),
+            ),
         ]
 
     async def edit(self, request: Request) -> Response:

@@ -20,23 +20,31 @@ Metrics = Callable[[], Awaitable[bytes]]
 
 
 class Operating:
-    """``operations_of`` gives all operations of the server, these included."""
+    """``operations_of`` gives all operations of the server, these included; ``error_of(path)`` the type of errors."""
 
-    def __init__(self, state: State, metrics: Metrics, operations_of: Callable[[], Sequence[Operation]]) -> None:
+    def __init__(
+        self,
+        state: State,
+        metrics: Metrics,
+        operations_of: Callable[[], Sequence[Operation]],
+        error_of: Callable[[str], Any],
+    ) -> None:
         self._state = state
         self._metrics = metrics
         self._operations_of = operations_of
+        self._error_of = error_of
 
     def operations(self) -> list[Operation]:
         def get(path: str, endpoint: Any, summary: str, response: Any = None, **more: Any) -> Operation:
             return Operation("GET", path, endpoint, plain.failure, summary, response=response, **more)
 
+        not_ready = {503: wire.Health}
         return [
             get("/health", self.health, "Whether the process lives", wire.Health, open=True),
-            get("/health/ready", self.ready, "Whether requests are accepted (200 or 503)", wire.Health, open=True),
-            get("/metrics", self.metrics, "Prometheus metrics"),
-            get("/openapi.json", self.openapi, "This document"),
-            get("/docs", self.docs, "The routes as a page"),
+            get("/health/ready", self.ready, "Whether requests are accepted", wire.Health, also=not_ready, open=True),
+            get("/metrics", self.metrics, "Prometheus metrics", media="text/plain"),
+            get("/openapi.json", self.openapi, "This document", dict[str, Any]),
+            get("/docs", self.docs, "The routes as a page", media="text/html"),
         ]
 
     async def health(self, request: Request) -> Response:
@@ -50,7 +58,8 @@ class Operating:
         return Response(await self._metrics(), media_type=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:
-        return answer(openapi.document(self._operations_of(), version=version("barrel-inference")))
+        own = version("barrel-inference")
+        return answer(openapi.document(self._operations_of(), version=own, error_of=self._error_of))
 
     async def docs(self, request: Request) -> Response:
         return HTMLResponse(openapi.page(self._operations_of(), version=version("barrel-inference")))

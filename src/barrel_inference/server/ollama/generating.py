@@ -78,9 +78,9 @@ class Generating:
 
     async def generate(self, request: Request) -> Response:
         body = await read(request, wire.GenerateRequest)
+        writer = Writer(translate.named(body.model), generate=True, with_context=not body.raw)
         translate.check_raw(body)
         translate.no_images(body.images, body.model)
-        writer = Writer(translate.named(body.model), generate=True, with_context=not body.raw)
         if not body.prompt and not body.suffix:
             return await self._only_load(body, writer)
         found = translate.parameters(body)

@@ -46,8 +46,8 @@ class Installing:
             row("POST", "/api/create", self.create, "Make a model", request=wire.CreateRequest, **progress),
             row("POST", "/api/copy", self.copy, "Give a model a second name", request=wire.CopyRequest),
             row("DELETE", "/api/delete", self.delete, "Remove a name", request=wire.Named),
-            row("HEAD", "/api/blobs/{digest}", self.has_blob, "Whether a blob is here"),
-            row("POST", "/api/blobs/{digest}", self.receive_blob, "Upload a blob"),
+            row("HEAD", "/api/blobs/{digest:path}", self.has_blob, "Whether a blob is here"),
+            row("POST", "/api/blobs/{digest:path}", self.receive_blob, "Upload a blob", also={201: None}),
         ]
 
     async def pull(self, request: Request) -> Response:

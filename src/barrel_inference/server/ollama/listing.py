@@ -57,7 +57,7 @@ class Listing:
             response=wire.Shower,
         )
         return [
-            *get("/", self.root, "Say that the server runs", open=True),
+            *get("/", self.root, "Say that the server runs", media="text/plain", open=True),
             *get("/api/version", self.version, "Versions", wire.Version, open=True),
             *get("/api/tags", self.tags, "List the models that are installed", wire.Tags),
             *get("/api/ps", self.ps, "List the models that are loaded", wire.Processes),
