@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,6 +23,8 @@ from barrel_inference.server.http.record import Record
 from barrel_inference.server.http.streaming import noted
 
 FailureOf = Callable[[str], Callable[[BarrelError], Response]]  # by path: each dialect has its own shape
+
+LINGER_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -182,6 +185,7 @@ class Body:
         unlimited = scope["path"].startswith(self._unlimited)
         declared = Headers(scope=scope).get("content-length", "")
         if not unlimited and declared.isdecimal() and int(declared) > self._max_bytes:
+            await _discard(receive)
             await self._failure_of(scope["path"])(noted(self._too_large()))(scope, receive, send)
             return
         await self._app(scope, self._limited(receive, unlimited), send)
@@ -200,6 +204,8 @@ class Body:
             seen += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if seen > self._max_bytes and not unlimited:
+                if not complete:
+                    await _discard(receive)
                 raise self._too_large()
             return message
 
@@ -207,3 +213,11 @@ class Body:
 
     def _too_large(self) -> TooLargeError:
         return TooLargeError(f"the request's body is larger than {self._max_bytes} bytes", limit=self._max_bytes)
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a while: a client whose connection closes while it still sends never sees why."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while (await receive()).get("more_body", False):
+                pass
