@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -64,6 +65,20 @@ def test_version_is_also_an_option(capsys: pytest.CaptureFixture[str]) -> None:
 def test_version_is_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["version", "--json"]) == 0
     assert json.loads(capsys.readouterr().out).keys() >= {"version", "llama_cpp_python", "python"}
+
+
+@pytest.mark.parametrize("flag", ["--keep-alive=soon", "--log-level=loud", "--port=-1"])
+def test_a_wrong_flag_of_serve_is_refused_before_it_listens(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", flag]) == EXIT_USAGE
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_every_command_understands_the_variables_that_the_server_does() -> None:
+    environ = {**os.environ, "OLLAMA_NUM_PARALLEL": "many"}
+    command = [sys.executable, "-m", "barrel_inference.cli.main", "list"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_USAGE
+    assert "OLLAMA_NUM_PARALLEL='many' is not allowed" in done.stderr
 
 
 def test_one_command_is_imported_not_all() -> None:

@@ -6,14 +6,12 @@ from __future__ import annotations
 import os
 import time
 
-from barrel_inference.config import RuntimeConfig
-from barrel_inference.options import config_file, layered
 from barrel_inference.registry import Registry
+from barrel_inference.server.environment import configuration
 
 
 def registry() -> Registry:
-    config = layered(RuntimeConfig(), file=config_file(), environ=os.environ, flags={})
-    return Registry.configured(config)
+    return Registry.configured(configuration(os.environ, {}))
 
 
 def age(modified_at: str, now: float | None = None) -> str:

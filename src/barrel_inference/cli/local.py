@@ -10,13 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from barrel_inference.aio import AsyncModel, AsyncRuntime
 from barrel_inference.cli import installed
 from barrel_inference.cli.progress import follow
 from barrel_inference.config import RuntimeConfig, TierSpec
 from barrel_inference.errors import ModelFileError, ModelNotFoundError
-from barrel_inference.options import config_file, layered
 from barrel_inference.registry.files import default_root
+from barrel_inference.server import environment
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.parameters import merge
 from barrel_inference.server.models.registered import from_manifest
@@ -35,8 +37,8 @@ def store() -> TierSpec:
 
 def configuration(**flags: Any) -> RuntimeConfig:
     """Defaults < file < environment < flags; with the shared disk tier unless the configuration names tiers."""
-    config = layered(RuntimeConfig(), file=config_file(), environ=os.environ, flags=flags)
-    return config if config.tiers else layered(config, file=None, environ={}, flags={"tiers": (store(),)})
+    config = environment.configuration(os.environ, flags)
+    return config if config.tiers else msgspec.structs.replace(config, tiers=(store(),))
 
 
 @asynccontextmanager

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import math
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from barrel_inference.cli import local
 from barrel_inference.config import RuntimeConfig
-from barrel_inference.server.environment import address, configuration
+from barrel_inference.errors import ConfigError
+from barrel_inference.server.environment import address
 from barrel_inference.server.models.keepalive import FOREVER, parse_environment
+
+Level = Literal["debug", "info", "warning", "error"]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +34,7 @@ def serve(
     insecure_no_auth: Annotated[
         bool, typer.Option("--insecure-no-auth", help="Listen to other machines without API keys.")
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[Level, typer.Option(help="How much to say on standard error.")] = "info",
     json: Annotated[bool, typer.Option("--json", help="Say where it listens as a line of JSON.")] = False,
 ) -> None:
     """Serve Ollama's, OpenAI's and Anthropic's API on this machine.
@@ -50,18 +53,13 @@ def serve(
     }
     if host is not None:
         flags["host"], flags["port"] = address(host if port is None else f"{host}:{port}")
-    config = settings({name: value for name, value in flags.items() if value is not None}, ctx)
+    config = local.configuration(server=_given(flags), registry=_given({"max_context_size": ctx}))
     _log_to_stderr(log_level)
     run(config, json)
 
 
-def settings(server: dict[str, Any], ctx: int | None = None) -> RuntimeConfig:
-    """All layers, with the disk tier that the commands share unless the configuration names tiers."""
-    flags: dict[str, Any] = {"server": server}
-    if ctx is not None:
-        flags["registry"] = {"max_context_size": ctx}
-    config = configuration(os.environ, flags)
-    return config if config.tiers else configuration(os.environ, {**flags, "tiers": (local.store(),)})
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def run(config: RuntimeConfig, json: bool = False) -> None:
@@ -80,11 +78,13 @@ def run(config: RuntimeConfig, json: bool = False) -> None:
 
 
 def _milliseconds(text: str) -> int:
-    seconds = parse_environment(text, 300.0)
+    seconds = parse_environment(text, math.nan)
+    if math.isnan(seconds):
+        raise ConfigError(f"--keep-alive {text}: write 10m, 1h30m, seconds, or -1 for ever", option="keep_alive")
     return -1 if seconds == FOREVER else round(seconds * 1000)
 
 
-def _log_to_stderr(level: str) -> None:
+def _log_to_stderr(level: Level) -> None:
     logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
