@@ -130,7 +130,13 @@ def verify(tier: Tier = None, json: Json = False) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def export(model: Model, file: Path, prompt: Prompt = None, raw: Raw = False, json: Json = False) -> None:
+def export(
+    model: Model,
+    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    prompt: Prompt = None,
+    raw: Raw = False,
+    json: Json = False,
+) -> None:
     """Write all that is stored of a prompt to one file, for another machine.
 
     Example: barrel-inference cache export smollm2:135m warm.tar < prompt.txt
@@ -143,7 +149,9 @@ def export(model: Model, file: Path, prompt: Prompt = None, raw: Raw = False, js
     _tell(moved, f"{moved.objects} objects written to {file}, {human_bytes(moved.bytes)}", json)
 
 
-def import_(file: Path, tier: Tier = None, json: Json = False) -> None:
+def import_(
+    file: Annotated[Path, typer.Argument(help="What export has written.")], tier: Tier = None, json: Json = False
+) -> None:
     """Put an exported file's objects into the store.
 
     Example: barrel-inference cache import warm.tar

@@ -41,17 +41,22 @@ def show(
     typer.echo("\n".join(toml_lines(values)))
 
 
-def check(file: Annotated[Path | None, typer.Argument(help="The file; the one in force.")] = None) -> None:
+def check(
+    file: Annotated[Path | None, typer.Argument(help="The file; else the one in force.")] = None, json: Json = False
+) -> None:
     """Whether a file has only known keys with allowed values.
 
     Example: barrel-inference config check barrel.toml
     """
     path = file or config_file()
-    if path is None:
+    if path is not None:
+        layered(RuntimeConfig(), file=path, environ={}, flags={})
+    if json:
+        print_json({"file": path and str(path), "valid": True})
+    elif path is None:
         typer.echo("there is no configuration file; the defaults are in force")
-        return
-    layered(RuntimeConfig(), file=path, environ={}, flags={})
-    typer.echo(f"{path} is right")
+    else:
+        typer.echo(f"{path} is right")
 
 
 def _hidden(values: dict[str, Any]) -> dict[str, Any]:
