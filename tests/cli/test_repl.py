@@ -17,7 +17,7 @@ from barrel_inference.cli.session import Session, parameter
 from barrel_inference.errors import BarrelError, ConfigError
 from tests.server.harness import SLOW, STUB
 
-ANSWER = [
+ANSWER: list[dict[str, Any]] = [
     {"message": {"content": "Hel"}},
     {"message": {"content": "lo"}},
     {"message": {"content": ""}, "done": True, "eval_count": 2, "eval_duration": 10**9, "prompt_eval_count": 5},
@@ -147,11 +147,32 @@ def test_wrong_commands_say_what_is_right(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1", 1), ("0.5", 0.5), ("true", True), ("abc", "abc"), ('"x"', '"x"'), ("[1]", "[1]")]
+    ("name", "text", "value"),
+    [
+        ("seed", "1", 1),
+        ("temperature", "0.5", 0.5),
+        ("use_mmap", "true", True),
+        ("regex", "abc", "abc"),
+        ("regex", '"x"', '"x"'),
+        ("regex", "[1]", "[1]"),
+        ("stop", "a b", ["a", "b"]),
+    ],
 )
-def test_parameters(text: str, value: Any) -> None:
-    assert parameter("x", text) == value
-    assert parameter("stop", "a b") == ["a", "b"]
+def test_parameters(name: str, text: str, value: Any) -> None:
+    assert parameter(name, text) == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/set parameter temprature 0.1", "did you mean 'temperature'?"),
+        ("/set parameter temperature warm", "must be of type float32"),
+    ],
+)
+def test_a_parameter_that_the_server_would_not_take_is_refused_at_once(line: str, said: str) -> None:
+    text, session = talk(FakeServer(), line)
+    assert said in text
+    assert session.options == {}
 
 
 def test_in_a_terminal(tmp_path: Path) -> None:

@@ -80,9 +80,14 @@ def short(event: Event) -> str:
     return f"{event['status']}  {done}" + (f" of {human_bytes(event['total'])}" if event.get("total") else "")
 
 
-async def follow(events: AsyncIterator[Event], display: Display | None = None) -> None:
+def display() -> Display:
+    """What suits standard error."""
+    return Bars() if sys.stderr.isatty() else Lines(sys.stderr)
+
+
+async def follow(events: AsyncIterator[Event], shown: Display | None = None) -> None:
     """Show all of them; raises what the job raised."""
-    shown = display or (Bars() if sys.stderr.isatty() else Lines(sys.stderr))
+    shown = shown or display()
     try:
         async for event in events:
             shown.show(event)

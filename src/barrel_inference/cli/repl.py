@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from barrel_inference.cli.private import server
+from barrel_inference.cli.progress import display
 from barrel_inference.cli.report import one_line
 from barrel_inference.cli.session import Session, summary
 from barrel_inference.errors import BarrelError
@@ -23,9 +24,11 @@ Write = Callable[[str], Any]
 
 def converse(model: str, *, system: str | None = None, options: dict[str, Any] | None = None) -> None:
     """Until /bye or Ctrl-D. With no server running a private one is started, and stopped at the end."""
+    _note(f"loading {model} …")
     with server(model) as (client, name):
         _pull_if_unknown(client, name)
         client.ask("POST", "/api/generate", {"model": name, "prompt": "", "options": options or {}})
+        _note("")
         session = Session(client, name, system, options)
         with _line_editing(session):
             loop(session, input, _write)
@@ -37,13 +40,19 @@ def _pull_if_unknown(client: Any, name: str) -> None:
     except BarrelError as error:
         if error.code != "model_not_found":
             raise
-        for event in client.lines("/api/pull", {"model": name}):
-            sys.stderr.write(f"\r{event['status']} {_percent(event)}\033[K")
-        sys.stderr.write("\n")
+        _note("")
+        shown = display()
+        try:
+            for event in client.lines("/api/pull", {"model": name}):
+                shown.show(event)
+        finally:
+            shown.close()
 
 
-def _percent(event: dict[str, Any]) -> str:
-    return f"{100 * event.get('completed', 0) // event['total']} %" if event.get("total") else ""
+def _note(text: str) -> None:
+    """On the line that the next note replaces."""
+    sys.stderr.write(f"\r\033[K{text}")
+    sys.stderr.flush()
 
 
 def _write(text: str) -> None:
@@ -116,6 +125,8 @@ def _tell(pieces: Iterator[dict[str, Any]], write: Write) -> dict[str, Any]:
             write(f"\n[calls {call['function']['name']}({call['function']['arguments']})]")
     if piece.get("truncated_messages"):
         write(f"\n[the {piece['truncated_messages']} oldest messages no longer fit]")
+    if gone := piece.get("truncated_tokens", 0) + piece.get("shifted_tokens", 0):
+        write(f"\n[the context is full: {gone} tokens of what was said are no longer known]")
     write("\n")
     return piece
 

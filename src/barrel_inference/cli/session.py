@@ -10,6 +10,9 @@ from typing import Any, Protocol
 from barrel_inference.cli.list import table
 from barrel_inference.cli.report import human_bytes
 from barrel_inference.errors import ConfigError
+from barrel_inference.options import nearest
+from barrel_inference.registry.modelfile.parameters import PARAMETERS
+from barrel_inference.server.models.parameters import translate
 
 HELP = """\
 /set parameter NAME VALUE…   an option of the next answers: temperature, num_predict, seed, stop, …
@@ -94,7 +97,7 @@ class Session:
         match what, value.strip():
             case "parameter", given if " " in given:
                 name, _, text = given.partition(" ")
-                self.options[name] = parameter(name, text.strip())
+                self.options |= parameter(name, text.strip())
                 return f"{name} is {self.options[name]!r} now"
             case "system", text if text:
                 self.system = text.strip('"')
@@ -159,10 +162,16 @@ class Session:
         return table([("NAME", "SIZE"), *((each["name"], human_bytes(each["size"])) for each in models)])
 
 
-def parameter(name: str, text: str) -> Any:
-    """Numbers, true and false as such; ``stop`` is a list of texts."""
-    if name == "stop":
-        return text.split()
+def parameter(name: str, text: str) -> dict[str, Any]:
+    """As a request's option: numbers, true and false as such; ``stop`` is a list of texts. Raises ConfigError for a
+    name that means nothing to requests nor to /save, and InvalidRequestError."""
+    option = {name: text.split() if name == "stop" else _scalar(text)}
+    if translate(option).ignored and name not in PARAMETERS:
+        raise ConfigError(f"unknown parameter {name!r}{nearest(name, PARAMETERS)}", option=name)
+    return option
+
+
+def _scalar(text: str) -> Any:
     try:
         value = json.loads(text)
     except ValueError:
