@@ -26,6 +26,7 @@ _STAGES = (
 )
 _FETCHED_NAME = re.compile(r"^[^;\[=<>!~ ]+")
 TAIL_LINES = 40
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,12 @@ def main(arguments: list[str]) -> int:
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as pip,
     ):
         assert pip.stdout is not None
-        tail = follow(pip.stdout, display, log)
+        try:
+            tail = follow(pip.stdout, display, log)
+        except KeyboardInterrupt:
+            display.close()
+            sys.stderr.write("install: interrupted; the next one begins again\n")
+            return EXIT_INTERRUPTED  # leaving the block waits for pip, which Ctrl-C has reached too
     display.close()
     if pip.returncode:
         sys.stderr.write("".join(tail))
