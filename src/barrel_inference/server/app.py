@@ -24,7 +24,7 @@ from barrel_inference.server.anthropic import routes as anthropic
 from barrel_inference.server.anthropic import wire as anthropic_wire
 from barrel_inference.server.anthropic.failure import failure as anthropic_failure
 from barrel_inference.server.failures import MethodNotAllowedError, NotFoundError
-from barrel_inference.server.http import auth, plain
+from barrel_inference.server.http import auth, plain, shared
 from barrel_inference.server.http.metrics import Metrics, Sample
 from barrel_inference.server.http.middleware import Access, Body, Guard, Records
 from barrel_inference.server.http.operation import Operation
@@ -129,8 +129,11 @@ class Server:
     def _operations(self) -> list[Operation]:
         options = self._options
         found = ollama.routes(self.service, self._registry, local_files=auth.is_loopback(options.host))
-        found += openai.routes(self.service, keep_alive=options.v1_keep_alive)
-        found += anthropic.routes(self.service, keep_alive=options.v1_keep_alive, ping_s=options.ping_s)
+        found += shared.merged(
+            openai.routes(self.service, keep_alive=options.v1_keep_alive),
+            anthropic.routes(self.service, keep_alive=options.v1_keep_alive, ping_s=options.ping_s),
+            header="anthropic-version",
+        )
         found += Asking(self.service, self._cache).operations()
         found += Housekeeping(self._registry).operations() if self._registry is not None else []
         found += Operating(

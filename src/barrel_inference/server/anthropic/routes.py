@@ -1,4 +1,4 @@
-"""``/v1/messages``. Owns nothing.
+"""``/v1/messages`` and, in Anthropic's form, ``/v1/models``. Owns nothing.
 
 A stream that has to wait begins with pings, so that ``message_start`` can tell what the prompt really took.
 """
@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from barrel_inference.server.anthropic import translate, wire
 from barrel_inference.server.anthropic.failure import failure, last_words
+from barrel_inference.server.anthropic.models import Models
 from barrel_inference.server.anthropic.stream import Writer
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.streaming import SSE, Answer, Stream, ended, sse
@@ -24,7 +25,7 @@ from barrel_inference.server.neutral import ChatRequest, Event, Service
 def routes(service: Service, *, keep_alive: bool = False, ping_s: float) -> list[Operation]:
     """``keep_alive``: whether the field of that name in a body has an effect (it is always accepted). ``ping_s``: how
     long a stream is silent before it says ping."""
-    return Anthropic(service, keep_alive, ping_s).operations()
+    return Anthropic(service, keep_alive, ping_s).operations() + Models(service).operations()
 
 
 class Anthropic:

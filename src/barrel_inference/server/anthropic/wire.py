@@ -213,6 +213,22 @@ class Counted(Said, kw_only=True):
     input_tokens: int
 
 
+class Model(Said, kw_only=True, tag_field="type", tag="model"):
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: str = "active"
+    max_input_tokens: int | None = None
+    max_tokens: int | None = None
+
+
+class Models(Said, kw_only=True):
+    data: list[Model]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 # ---- events
 
 

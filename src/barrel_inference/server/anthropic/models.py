@@ -1,0 +1,76 @@
+"""``/v1/models`` in Anthropic's form, for requests that bear its version header. Owns nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from barrel_inference.errors import InvalidRequestError
+from barrel_inference.server.anthropic import wire
+from barrel_inference.server.anthropic.failure import failure
+from barrel_inference.server.http.operation import Operation
+from barrel_inference.server.http.streaming import JSON
+from barrel_inference.server.neutral import ModelCard, Service
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 1000
+
+
+class Models:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def operations(self) -> list[Operation]:
+        query = ("limit", "before_id", "after_id")
+        return [
+            Operation("GET", "/v1/models", self.list, failure, "List the models", response=wire.Models, query=query),
+            Operation("GET", "/v1/models/{model:path}", self.get, failure, "Describe a model", response=wire.Model),
+        ]
+
+    async def list(self, request: Request) -> Response:
+        cards = sorted(await self._service.models(), key=lambda card: (-card.created, card.id))
+        return Response(
+            msgspec.json.encode(page([_model(card) for card in cards], request.query_params)), media_type=JSON
+        )
+
+    async def get(self, request: Request) -> Response:
+        card = await self._service.model(request.path_params["model"])
+        return Response(msgspec.json.encode(_model(card)), media_type=JSON)
+
+
+def page(models: list[wire.Model], asked: Mapping[str, str]) -> wire.Models:
+    """The ``limit`` models behind ``after_id`` or before ``before_id``. Raises InvalidRequestError."""
+    limit = _limit(asked.get("limit", str(DEFAULT_LIMIT)))
+    ids = [model.id for model in models]
+    if (before := asked.get("before_id")) is not None:
+        left = models[: _index(ids, before, "before_id")]
+        shown, has_more = left[-limit:], len(left) > limit
+    else:
+        after = asked.get("after_id")
+        left = models if after is None else models[_index(ids, after, "after_id") + 1 :]
+        shown, has_more = left[:limit], len(left) > limit
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    return wire.Models(data=shown, has_more=has_more, first_id=first, last_id=last)
+
+
+def _limit(text: str) -> int:
+    if text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_LIMIT:
+        return int(text)
+    raise InvalidRequestError(f"limit: must be 1 to {MAX_LIMIT}", option="limit")
+
+
+def _index(ids: list[str], wanted: str, option: str) -> int:
+    if wanted in ids:
+        return ids.index(wanted)
+    raise InvalidRequestError(f"{option}: no model {wanted[:120]!r}", option=option)
+
+
+def _model(card: ModelCard) -> wire.Model:
+    created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+    return wire.Model(
+        id=card.id, display_name=card.id, created_at=created, max_input_tokens=card.n_ctx, max_tokens=card.n_ctx
+    )
