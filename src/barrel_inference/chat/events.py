@@ -59,6 +59,7 @@ class Finished(Piece, frozen=True, kw_only=True):
     stop_text: str | None = None
     reasoning_tokens: int = 0  # of thoughts, with the marks that close them
     dropped_messages: int = 0  # the oldest ones, left out because the prompt did not fit
+    dropped_tokens: int = 0  # and of what was left, the middle
     completion: Completion
     message: Message = Message(role="assistant")
 

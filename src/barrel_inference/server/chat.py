@@ -5,17 +5,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from barrel_inference.aio import AsyncModel
+from barrel_inference.aio import AsyncModel, AsyncStream
 from barrel_inference.aio.chat import adds_special, dialogue_of, events, said
 from barrel_inference.chat.dialogue import Dialogue, Prompt, Turn
 from barrel_inference.chat.events import Event, Finished
 from barrel_inference.errors import InvalidRequestError
+from barrel_inference.server.fitting import shortened
 from barrel_inference.server.http import record
 from barrel_inference.server.neutral import ChatRequest, Think, ToolChoice
 from barrel_inference.types import ModelInfo
@@ -29,8 +30,12 @@ class Features(NamedTuple):
 
 
 class Fitted(NamedTuple):
+    """``tokens``: what the model reads in place of the prompt's text. ``dropped``: what was left out of it."""
+
     prompt: Prompt
-    dropped: int = 0  # messages
+    dropped_messages: int = 0
+    tokens: tuple[int, ...] | None = None
+    dropped_tokens: int = 0
 
 
 def features(info: ModelInfo, chat_template: str | None = None) -> Features:
@@ -51,12 +56,19 @@ async def count_tokens(model: AsyncModel, request: ChatRequest) -> int:
 
 async def chat_events(model: AsyncModel, request: ChatRequest) -> AsyncGenerator[Event, None]:
     """The answer as it comes. Closing the generator stops the work."""
-    prompt, dropped = await _prompt(model, request)
+    fitted = await _prompt(model, request)
     dialogue = dialogue_of(model.info(), request.chat_template)
-    found = events(model, dialogue, prompt, request.options, think_budget=request.think_budget)
+
+    def start(asked: str | Sequence[int], **options: Any) -> AsyncStream:
+        if isinstance(asked, str) and fitted.tokens is not None:
+            return model.stream(fitted.tokens, **options | {"boundaries": ()})
+        return model.stream(asked, **options)
+
+    found = events(model, dialogue, fitted.prompt, request.options, think_budget=request.think_budget, start=start)
+    dropped = {"dropped_messages": fitted.dropped_messages, "dropped_tokens": fitted.dropped_tokens}
     async with aclosing(found):
         async for event in found:
-            yield msgspec.structs.replace(event, dropped_messages=dropped) if isinstance(event, Finished) else event
+            yield msgspec.structs.replace(event, **dropped) if isinstance(event, Finished) else event
 
 
 # ---- the prompt
@@ -67,16 +79,32 @@ async def _prompt(model: AsyncModel, request: ChatRequest) -> Fitted:
     dialogue = await asyncio.to_thread(dialogue_of, model.info(), request.chat_template)
     turn = await asyncio.to_thread(_turn, request, dialogue)
     prompt = await asyncio.to_thread(dialogue.prompt, turn)
-    if not request.truncate or await _fits(model, prompt):
-        return Fitted(prompt)
-    return await _shortened(model, dialogue, turn)
+    n_before = len(request.context)
+    fitted, fits = Fitted(prompt), True
+    if request.truncate and not await _fits(model, prompt, n_before):
+        fitted, fits = await _without_old(model, dialogue, turn, n_before)
+    if fits and not request.context:
+        return fitted
+    return await _as_tokens(model, request, fitted, cut=not fits)
 
 
-async def _shortened(model: AsyncModel, dialogue: Dialogue, turn: Turn) -> Fitted:
-    """Without as many of the oldest messages as needed; system messages and the last message stay."""
+async def _as_tokens(model: AsyncModel, request: ChatRequest, fitted: Fitted, *, cut: bool) -> Fitted:
+    """Behind those of an earlier conversation and, with ``cut``, without its middle where that is wanted."""
+    text, n_ctx = fitted.prompt.text, model.info().n_ctx
+    adds = not request.context and adds_special(model.info(), text)
+    tokens = (*request.context, *await model.tokenize(text, add_special=adds))
+    if not cut or request.num_keep is None:
+        return fitted._replace(tokens=tokens)
+    shorter = shortened(tokens, n_ctx, request.num_keep, request.options.get("max_tokens"))
+    return fitted._replace(tokens=shorter, dropped_tokens=len(tokens) - len(shorter))
+
+
+async def _without_old(model: AsyncModel, dialogue: Dialogue, turn: Turn, n_before: int) -> tuple[Fitted, bool]:
+    """Without as many of the oldest messages as needed, and whether it fits then; system messages and the last message
+    stay."""
     old = [index for index, message in enumerate(turn.messages[:-1]) if message["role"] not in ("system", "developer")]
     low, high = 1, len(old)
-    best = Fitted(await asyncio.to_thread(dialogue.prompt, turn))
+    best, fits = Fitted(await asyncio.to_thread(dialogue.prompt, turn)), False
     while low <= high:
         middle = (low + high) // 2
         gone = set(old[:middle])
@@ -84,16 +112,17 @@ async def _shortened(model: AsyncModel, dialogue: Dialogue, turn: Turn) -> Fitte
         while kept and kept[0]["role"] == "tool":
             del kept[0]
         prompt = await asyncio.to_thread(dialogue.prompt, turn._replace(messages=kept))
-        if await _fits(model, prompt):
-            best, high = Fitted(prompt, len(turn.messages) - len(kept)), middle - 1
+        found = Fitted(prompt, len(turn.messages) - len(kept))
+        if await _fits(model, prompt, n_before):
+            best, fits, high = found, True, middle - 1
         else:
-            low = middle + 1
-    return best
+            best, low = best if fits else found, middle + 1
+    return best, fits
 
 
-async def _fits(model: AsyncModel, prompt: Prompt) -> bool:
-    n_ctx = model.info().n_ctx
-    return len(prompt.text.encode()) < n_ctx or await _count(model, prompt.text) < n_ctx  # a token has a byte or more
+async def _fits(model: AsyncModel, prompt: Prompt, n_before: int) -> bool:
+    room = model.info().n_ctx - n_before
+    return len(prompt.text.encode()) < room or await _count(model, prompt.text) < room  # a token has a byte or more
 
 
 async def _count(model: AsyncModel, text: str) -> int:

@@ -74,6 +74,8 @@ class ChatRequest(Value, frozen=True):
     continue_final: bool = False  # the last message is the beginning of the answer
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     truncate: bool = False  # drop the oldest messages when the prompt does not fit, instead of context_exceeded
+    num_keep: int | None = None  # and when that is not enough, its middle, behind so many tokens (-1: all that fit)
+    context: tuple[int, ...] = ()  # tokens of an earlier conversation, before the prompt
     keep_alive: KeepAlive = None
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from barrel_inference.errors import UnsupportedError
 from barrel_inference.server import chat, neutral
-from barrel_inference.server.fitting import fitted
+from barrel_inference.server.fitting import endless, fitted, num_keep
 from barrel_inference.server.http import record
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.streaming import NDJSON, Answer, Stream
@@ -87,7 +87,7 @@ class Generating:
         if body.raw or body.suffix:
             return _answered(body, self._raw(body, translate.raw(body, found), found, writer))
         asked = translate.generate(body, found)
-        return _answered(body, self._conversation(body, asked, found, writer, body.context))
+        return _answered(body, self._conversation(body, asked, found, writer))
 
     async def chat(self, request: Request) -> Response:
         body = await read(request, wire.ChatRequest)
@@ -141,30 +141,20 @@ class Generating:
         return Answer(work(), failure=failure)
 
     async def _conversation(
-        self,
-        body: wire.Generating,
-        asked: neutral.ChatRequest,
-        found: Parameters,
-        writer: Writer,
-        context: list[int] | None = None,
+        self, body: wire.Generating, asked: neutral.ChatRequest, found: Parameters, writer: Writer
     ) -> Pieces:
-        """``context``: the tokens of earlier turns, as /api/generate gives them out."""
         wish = translate.wish(found)
         self._service.check(asked)
         async with self._service.lease(body.model, wish, body.keep_alive) as lease:
             if asked.think:
                 await _require_thinking(lease, asked)
-            if context or body.debug_render_only:
-                text = await chat.render(lease.model, self._service.whole(lease, asked, wish))
             if body.debug_render_only:
-                yield writer.debug(text)
+                yield writer.debug(await chat.render(lease.model, self._service.whole(lease, asked, wish)))
                 return
-            if context:
-                tokens = (*context, *await lease.model.tokenize(text, add_special=False))
-                pieces = self._completion(lease, translate.continuation(asked, tokens), found, writer)
-            else:
-                pieces = _chat_pieces(self._service.chat_with(lease, asked, wish), writer, lease.wait_s)
-            async with aclosing(pieces):
+            if translate.cuts(body):
+                asked = msgspec.structs.replace(asked, num_keep=num_keep(lease, found))
+            events = self._service.chat_with(lease, asked, _lasting(body, wish, lease, found))
+            async with aclosing(_chat_pieces(events, writer, lease.wait_s)) as pieces:
                 async for piece in pieces:
                     yield piece
 
@@ -173,20 +163,26 @@ class Generating:
     ) -> Pieces:
         async with (
             self._service.lease(body.model, translate.wish(found), body.keep_alive) as lease,
-            aclosing(self._completion(lease, asked, found, writer)) as pieces,
+            aclosing(self._completion(body, lease, asked, found, writer)) as pieces,
         ):
             async for piece in pieces:
                 yield piece
 
     async def _completion(
-        self, lease: Lease, asked: neutral.CompletionRequest, found: Parameters, writer: Writer
+        self,
+        body: wire.GenerateRequest,
+        lease: Lease,
+        asked: neutral.CompletionRequest,
+        found: Parameters,
+        writer: Writer,
     ) -> Pieces:
         cut = 0
         if asked.truncate and not asked.suffix:
-            prompt, cut = await fitted(lease, asked.prompt, found)
+            keep, max_tokens = num_keep(lease, found), found.request.get("max_tokens")
+            prompt, cut = await fitted(lease, asked.prompt, keep, max_tokens)
             asked = msgspec.structs.replace(asked, prompt=prompt)
-        chunks = self._service.complete_with(lease, asked, translate.wish(found))
-        async with aclosing(chunks):
+        wish = _lasting(body, translate.wish(found), lease, found)
+        async with aclosing(self._service.complete_with(lease, asked, wish)) as chunks:
             async for chunk in chunks:
                 if chunk.text:
                     yield writer.text(chunk.text, chunk.logprobs)
@@ -206,6 +202,10 @@ class Generating:
         return await self._service.embed(asked, translate.wish(translate.options(body.options)))
 
 
+def _lasting(body: wire.Generating, wish: Parameters, lease: Lease, found: Parameters) -> Parameters:
+    return endless(wish, lease.n_ctx, num_keep(lease, found)) if translate.shifts(body) else wish
+
+
 async def _require_thinking(lease: Lease, asked: neutral.ChatRequest) -> None:
     """In Ollama's words, with the name as the client wrote it."""
     template = asked.chat_template or lease.entry.template
@@ -217,7 +217,8 @@ async def _chat_pieces(events: AsyncGenerator[neutral.Event, None], writer: Writ
     async with aclosing(events):
         async for event in events:
             if isinstance(event, neutral.Finished):
-                yield writer.final(event.completion, load_s=load_s, truncated_messages=event.dropped_messages)
+                dropped = {"truncated_messages": event.dropped_messages, "truncated_tokens": event.dropped_tokens}
+                yield writer.final(event.completion, load_s=load_s, **dropped)
             elif (piece := writer.event(event)) is not None:
                 yield piece
 

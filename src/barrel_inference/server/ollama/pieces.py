@@ -117,6 +117,7 @@ def metrics(completion: Completion, total_s: float, load_s: float) -> dict[str, 
         "prompt_eval_duration": ns(times.restore_s + times.prefill_s),
         "eval_count": usage.completion_tokens,
         "eval_duration": ns(times.decode_s),
+        "shifted_tokens": completion.shifted_tokens,
         "finish_key": completion.finish_key,
         "cache": {name: value for name, value in report.items() if value is not None},
     }

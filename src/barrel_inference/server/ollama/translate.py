@@ -53,9 +53,19 @@ def parameters(request: wire.Generating) -> Parameters:
     return found._replace(request=asked)
 
 
-def may_cut(request: wire.Generating) -> bool:
-    """Whether a prompt that is too long is shortened, which the answer then says; else it is refused."""
-    return request.truncate is not False and request.shift is not False
+def truncates(request: wire.Generating) -> bool:
+    """Whether old messages of a conversation that is too long are left out, which the answer then says."""
+    return request.truncate is not False
+
+
+def shifts(request: wire.Generating) -> bool:
+    """Whether an answer goes on when the context is full."""
+    return request.shift is not False
+
+
+def cuts(request: wire.Generating) -> bool:
+    """Whether a prompt that is too long loses its middle, which the answer then says; else it is refused."""
+    return truncates(request) and shifts(request)
 
 
 # ---- chat
@@ -70,7 +80,7 @@ def chat(request: wire.ChatRequest, found: Parameters) -> neutral.ChatRequest:
         constraint=constraint(request.format),
         think=think(request.think),
         options=found.request,
-        truncate=may_cut(request),
+        truncate=truncates(request),
         keep_alive=request.keep_alive,
         continue_final=bool(messages) and messages[-1].role == "assistant",
     )
@@ -122,7 +132,8 @@ def generate(request: wire.GenerateRequest, found: Parameters) -> neutral.ChatRe
         think=think(request.think),
         chat_template=request.template or None,
         options=found.request,
-        truncate=may_cut(request),
+        truncate=truncates(request),
+        context=tuple(request.context or ()),
         keep_alive=request.keep_alive,
     )
 
@@ -136,16 +147,8 @@ def raw(request: wire.GenerateRequest, found: Parameters) -> neutral.CompletionR
         prompt=request.prompt or "",
         suffix=request.suffix or None,
         options=found.request | given,
-        truncate=may_cut(request),
+        truncate=cuts(request),
         keep_alive=request.keep_alive,
-    )
-
-
-def continuation(asked: neutral.ChatRequest, tokens: tuple[int, ...]) -> neutral.CompletionRequest:
-    """A rendered conversation behind the tokens of an earlier one."""
-    given = {} if asked.constraint is None else {"json_schema": asked.constraint.json_schema}
-    return neutral.CompletionRequest(
-        model=asked.model, prompt=tokens, options=asked.options | given, truncate=asked.truncate
     )
 
 

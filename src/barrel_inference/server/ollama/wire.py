@@ -156,6 +156,7 @@ class Metrics(Shown):
     eval_duration: int = 0
     truncated_messages: int = 0  # left out of the prompt, which was too long
     truncated_tokens: int = 0
+    shifted_tokens: int = 0  # given up to go on when the context was full
     finish_key: str | None = None
     cache: Json | None = None
 
