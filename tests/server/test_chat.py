@@ -13,7 +13,7 @@ from barrel_inference.chat.events import Content, Finished, Reasoning
 from barrel_inference.errors import InvalidRequestError
 from barrel_inference.server import chat
 from barrel_inference.server.neutral import ChatRequest
-from barrel_inference.types import CacheReport, Chunk, Completion, Message, ModelInfo, TokenLogprob, Usage
+from barrel_inference.types import CacheReport, Chunk, Completion, Constraint, Message, ModelInfo, TokenLogprob, Usage
 
 THINKER = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<end>{% endfor %}"
@@ -96,6 +96,14 @@ class FakeModel:
         return list(map(ord, text))
 
 
+class Ponderer(FakeModel):
+    """Thinks at length about every text, and answers where the thought is ended for it."""
+
+    def stream(self, prompt: Any, **options: Any) -> Script:
+        self.asked.append((prompt, options))
+        return Script(prompt, "abcdefgh" if isinstance(prompt, str) else "Answer")
+
+
 def ask(*texts: str, **more: Any) -> ChatRequest:
     roles = itertools.cycle(["user", "assistant"])
     messages = tuple(Message(role=next(roles), content=text) for text in texts or ("hi",))
@@ -150,6 +158,36 @@ async def test_no_budget_no_thought() -> None:
     model = FakeModel("abcdef", "Answer")
     found = await events(model, ask(think_budget=0))
     assert (said(found, Reasoning), said(found, Content)) == ("", "Answer")
+
+
+async def test_the_tokens_of_thoughts_are_counted() -> None:
+    """With the mark that ends them, also where that is written for the model."""
+    assert (await events(FakeModel("why</think>Hello"), ask()))[-1].reasoning_tokens == len("why</think>")
+    assert (await events(FakeModel("Hello"), ask(think=False)))[-1].reasoning_tokens == 0
+    cut = await events(FakeModel("abcdefgh", "Answer"), ask(think_budget=4))
+    assert cut[-1].reasoning_tokens == len("abcd\n</think>\n\n")
+
+
+async def test_each_of_several_answers_has_its_budget() -> None:
+    model = Ponderer()
+    found = await events(model, ask(think_budget=4, options={"n": 3, "seed": 7}))
+    for index in range(3):
+        own = [event for event in found if event.index == index]
+        assert (said(own, Reasoning), said(own, Content)) == ("abcd", "Answer")
+        assert isinstance(own[-1], Finished) and own[-1].completion.index == index
+    assert sorted(asked["seed"] for _, asked in model.asked) == [5, 5, 6, 6, 7, 7]
+
+
+async def test_behind_a_budget_calls_are_still_optional() -> None:
+    """The grammar of calls waits for their mark, before and after."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    model = FakeModel("abcdefgh", "Answer")
+    await events(model, ask(think_budget=4, tools=(tool,)))
+    marks = [(asked["start_after"], asked.get("outside")) for _, asked in model.asked]
+    assert marks == [("<tool_call>", ("", "</think>")), ("<tool_call>", None)]
+    schema = Constraint(json_schema="{}")
+    await events(model := FakeModel("abcdefgh", "1"), ask(think_budget=4, constraint=schema))
+    assert [asked.get("start_after") for _, asked in model.asked] == ["</think>", None]
 
 
 async def test_the_next_prompt_repeats_the_thought() -> None:

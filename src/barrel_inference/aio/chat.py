@@ -19,7 +19,7 @@ import msgspec
 from barrel_inference.aio import params, thinking
 from barrel_inference.aio.go import GoTemplate
 from barrel_inference.aio.params import ChatOptions, Messages
-from barrel_inference.aio.stream import AsyncStream
+from barrel_inference.aio.stream import AsyncStream, merged
 from barrel_inference.aio.thinking import Start
 from barrel_inference.chat import fallbacks
 from barrel_inference.chat.dialogue import Dialogue, Prompt, Turn
@@ -27,6 +27,7 @@ from barrel_inference.chat.events import (
     Answer,
     AnswerEnd,
     CallArguments,
+    CallEnded,
     CallStarted,
     Content,
     Event,
@@ -165,9 +166,12 @@ def _options(model: AsyncModel, prompt: Prompt, given: Mapping[str, Any]) -> dic
 def _chunks(
     model: AsyncModel, prompt: Prompt, options: dict[str, Any], budget: int | None, start: Start
 ) -> AsyncGenerator[Chunk, None]:
-    if budget is not None and prompt.think_end and options.get("n", 1) == 1:
-        return thinking.within_budget(model, prompt, options, budget, start)
-    return _plainly(prompt, options, start)
+    if budget is None or not prompt.think_end:
+        return _plainly(prompt, options, start)
+    n, seed = options.get("n", 1), options.get("seed")
+    each = [options | {"n": 1, "seed": None if seed is None else params.nth_seed(seed, index)} for index in range(n)]
+    answers = [thinking.within_budget(model, prompt, own, budget, start) for own in each]
+    return answers[0] if n == 1 else merged(answers)
 
 
 async def _plainly(prompt: Prompt, options: dict[str, Any], start: Start) -> AsyncGenerator[Chunk, None]:
@@ -184,12 +188,15 @@ class _Answer:
         self._index = index
         self._logprobs: list[TokenLogprob] = []  # of text that the parser still holds back
         self._usage: Usage | None = None  # until the first event
+        self._n_thought = 0  # tokens
         self.written = ""
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
 
     def take(self, chunk: Chunk) -> list[Event]:
+        if self._parser.thinking:
+            self._n_thought += len(chunk.tokens)
         if not self.written:  # later ones are of a generation that goes on behind a budget
             self._usage = chunk.usage or self._usage
         self.written += chunk.text
@@ -210,6 +217,9 @@ class _Answer:
                 self._calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}})
             case CallArguments(call=call, text=text):
                 self._calls[call]["function"]["arguments"] += text
+            case CallEnded(unfinished=text) if text:  # the last: the generation was cut short
+                self._calls.pop()
+                self._content.append(text)
         self._logprobs.clear()
         usage, self._usage = self._usage, None
         return cast(Event, msgspec.structs.replace(piece, index=self._index, usage=usage))
@@ -225,6 +235,7 @@ class _Answer:
             index=self._index,
             reason=_reason(completion, bool(self._calls)),
             stop_text=completion.stop_text,
+            reasoning_tokens=self._n_thought,
             completion=completion,
             message=message,
         )

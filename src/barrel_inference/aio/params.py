@@ -86,12 +86,17 @@ def requests(prompt: Prompt, params: Mapping[str, Any]) -> list[Request]:
         Request(
             id=base if options.n == 1 else f"{base}.{index}",
             prompt=checked,
-            sampling=msgspec.structs.replace(sampling, seed=seed + (index if seed < 0 else -index)),
+            sampling=msgspec.structs.replace(sampling, seed=nth_seed(seed, index)),
             constraint=constraint,
             **{name: getattr(options, name) for name in _PASSED_ON},
         )
         for index in range(options.n)
     ]
+
+
+def nth_seed(seed: int, index: int) -> int:
+    """Of one of n generations; never out of range."""
+    return seed + (index if seed < 0 else -index)
 
 
 _PASSED_ON = sorted(_OPTIONS & set(Request.__struct_fields__))

@@ -17,7 +17,7 @@ class AsyncStream:
     """An asynchronous iterator of chunks. Leaving it (``aclose``, ``async with``, or dropping it) stops the work."""
 
     def __init__(self, generations: Sequence[AsyncGenerator[Chunk, None]], cancel: Callable[[], None]) -> None:
-        self._chunks = generations[0] if len(generations) == 1 else _merge(generations)
+        self._chunks = generations[0] if len(generations) == 1 else merged(generations)
         self._cancel = cancel
         self._n = len(generations)
         self._has_begun = False
@@ -67,7 +67,7 @@ async def _nothing(n: int) -> AsyncGenerator[Chunk, None]:
         yield Chunk(index=index, completion=completion)
 
 
-async def _merge(generations: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[Chunk, None]:
+async def merged(generations: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[Chunk, None]:
     """All at once, in the order of arrival. An error of one ends the others."""
     arrived: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(index, chunks, arrived)) for index, chunks in enumerate(generations)]

@@ -10,7 +10,6 @@ import msgspec
 
 from barrel_inference.aio.stream import AsyncStream
 from barrel_inference.chat.dialogue import Prompt
-from barrel_inference.chat.events import Piece, Reasoning
 from barrel_inference.types import Chunk, Completion, Timings, Usage
 
 if TYPE_CHECKING:
@@ -24,10 +23,9 @@ async def within_budget(
 ) -> AsyncGenerator[Chunk, None]:
     """The chunks of one generation. It is continued by a second one when the first had to be cut short."""
     parser = prompt.parser()
-    thinking = prompt.thinking
     written: list[Chunk] = []
     n_thought = 0
-    cut = thinking and budget <= 0
+    cut = parser.thinking and budget <= 0
     async with start(prompt.text, boundaries=prompt.boundaries, **options) as stream:
         async for chunk in stream:
             if chunk.completion is not None and not cut:
@@ -38,17 +36,13 @@ async def within_budget(
                 continue  # what still comes is not wanted; the last chunk tells the prompt's tokens
             written.append(chunk)
             yield chunk
-            thinking = _is_thinking(parser.feed(chunk.text), thinking)
-            n_thought += len(chunk.tokens) if thinking else 0
-            cut = thinking and n_thought >= budget
+            parser.feed(chunk.text)
+            n_thought += len(chunk.tokens) if parser.thinking else 0
+            cut = parser.thinking and n_thought >= budget
         first = (await stream.result()) if cut else None
     if first is not None:
         async for chunk in _continued(model, prompt, options, first, written, start):
             yield chunk
-
-
-def _is_thinking(pieces: Sequence[Piece], before: bool) -> bool:
-    return isinstance(pieces[-1], Reasoning) if pieces else before
 
 
 async def _continued(
@@ -58,7 +52,9 @@ async def _continued(
     closing_tokens = await model.tokenize(closing, add_special=False)
     yield Chunk(text=closing, tokens=tuple(closing_tokens))
     head = Chunk(text="".join(chunk.text for chunk in written) + closing, tokens=_tokens(written, closing_tokens))
-    rest = {name: value for name, value in options.items() if name != "start_after"}  # its text has been written
+    rest = {name: value for name, value in options.items() if name != "outside"}  # and there it is
+    if rest.get("start_after") == prompt.think_end:  # which has been written
+        del rest["start_after"]
     if (limit := options.get("max_tokens")) is not None:
         rest["max_tokens"] = max(0, limit - len(head.tokens))
     async with start((*first.prompt_tokens, *head.tokens), **rest) as stream:

@@ -56,9 +56,8 @@ class Prompt(NamedTuple):
     def parser(self) -> Parser:
         if self.think_end == harmony.THOUGHT_END:
             return harmony.HarmonyParser(thinking=self.thinking, sure_calls=self._has_sure_calls)
-        triggers = self.shape.syntax.triggers if self.shape.syntax and not self.thinking else ()
-        begun = next(filter(self.text.endswith, triggers), "")  # Functionary's prompts end with what begins every part
-        sure = self._has_sure_calls and not begun
+        begun = _begun(self.shape.syntax, self.text)
+        sure = self._has_sure_calls and not (begun and self.constraint and self.constraint.start_after)
         parser = OutputParser(self.shape, self.tools, thinking=self.thinking, sure_calls=sure)
         parser.feed(begun)
         return parser
@@ -115,10 +114,11 @@ class Dialogue:
         tail, thinking = self._thought(turn, rendered.text[rendered.opening :] or rendered.text[-40:])
         rendered = self._replayed(turn, rendered)
         shape = self.profile.shape._replace(syntax=self._syntax if tools and turn.choice != "none" else None)
+        text = rendered.text + tail
         return Prompt(
-            text=rendered.text + tail,
+            text=text,
             boundaries=rendered.boundaries,
-            constraint=self._constraint(turn, _schemas(turn.tools), thinking),
+            constraint=self._constraint(turn, _schemas(turn.tools), thinking, bool(_begun(shape.syntax, text))),
             thinking=thinking,
             think_end=self.profile.shape.thinking and self.profile.shape.thinking.close,
             shape=shape,
@@ -220,8 +220,9 @@ class Dialogue:
             return None
         return self.profile.shape.syntax or instructions.SYNTAX
 
-    def _constraint(self, turn: Turn, tools: Tools, thinking: bool) -> Constraint | None:
-        """Of the output: a call where one is required, the wanted form where one is given, valid calls in any case."""
+    def _constraint(self, turn: Turn, tools: Tools, thinking: bool, opened: bool) -> Constraint | None:
+        """Of the output: a call where one is required, the wanted form where one is given, valid calls in any case.
+        ``opened``: the prompt ends with the mark of a call."""
         after = self.profile.shape.thinking.close if thinking and self.profile.shape.thinking else None
         name = turn.choice.removeprefix("named:") if turn.choice.startswith("named:") else None
         if name is not None and name not in tools:
@@ -230,16 +231,17 @@ class Dialogue:
             if not tools:
                 raise InvalidRequestError("tool_choice requires a tool, and none is given", option="tool_choice")
             wanted = {name: tools[name]} if name is not None else tools
-            return Constraint(grammar=self._calls(wanted, turn.parallel and name is None, after), start_after=after)
+            calls = self._calls(wanted, turn.parallel and name is None, after, opened)
+            return Constraint(grammar=calls, start_after=after)
         may_call = bool(tools) and turn.choice == "auto"
         if turn.constraint is not None:
             return self._form(turn, tools if may_call else {}, after)
         return self._lazy(tools, turn.parallel, thinking) if may_call else None
 
-    def _calls(self, tools: Tools, parallel: bool, after: str | None) -> str:
+    def _calls(self, tools: Tools, parallel: bool, after: str | None, opened: bool = False) -> str:
         if self._harmony:
             return harmony.answers(harmony.calls_rule(tools), thought=after is not None)
-        return grammar.calls(self._syntax or instructions.SYNTAX, tools, parallel=parallel)
+        return grammar.calls(self._syntax or instructions.SYNTAX, tools, parallel=parallel, opened=opened)
 
     def _form(self, turn: Turn, tools: Tools, after: str | None) -> Constraint:
         """Of the answer; or calls of ``tools`` instead of it."""
@@ -264,6 +266,11 @@ class Dialogue:
             return None
         text = grammar.calls(syntax, tools, parallel=parallel, opened=True)
         return Constraint(grammar=text, start_after=syntax.triggers[0], outside=outside)
+
+
+def _begun(syntax: Syntax | None, prompt: str) -> str:
+    """The mark of a call that a prompt ends with. Functionary's end with what begins every part of an answer."""
+    return next(filter(prompt.endswith, syntax.triggers), "") if syntax else ""
 
 
 def _or_calls(constraint: Constraint, calls: str) -> Constraint:

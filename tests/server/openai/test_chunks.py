@@ -20,11 +20,10 @@ from barrel_inference.server.openai.chunks import Writer
 from barrel_inference.types import Completion, TokenLogprob, Usage
 
 
-def finished(index: int = 0, reason: Any = "stop", text: str = "whyHello", tokens: int = 4) -> Finished:
+def finished(index: int = 0, reason: Any = "stop", tokens: int = 4, thought: int = 0) -> Finished:
     usage = Usage(prompt_tokens=10, completion_tokens=tokens, cached_tokens=8)
-    return Finished(
-        index=index, reason=reason, completion=Completion(text=text, tokens=(), finish_reason="stop", usage=usage)
-    )
+    completion = Completion(text="", tokens=(), finish_reason="stop", usage=usage)
+    return Finished(index=index, reason=reason, reasoning_tokens=thought, completion=completion)
 
 
 LOGPROB = TokenLogprob(
@@ -38,7 +37,7 @@ ANSWER: list[Event] = [
     CallStarted(call=0, name="f", id="call_1"),
     CallArguments(call=0, text='{"a": 1}'),
     CallEnded(call=0),
-    finished(reason="tool_calls"),
+    finished(reason="tool_calls", thought=2),
 ]
 
 
@@ -109,7 +108,7 @@ def test_the_older_form_of_calls() -> None:
 
 def test_an_answer_of_calls_only_has_no_content() -> None:
     assert plain(writer().whole(ANSWER[4:]))["choices"][0]["message"]["content"] is None
-    assert plain(writer().whole([finished(text="")]))["choices"][0]["message"]["content"] == ""
+    assert plain(writer().whole([finished()]))["choices"][0]["message"]["content"] == ""
 
 
 def test_an_answer_that_was_cut() -> None:

@@ -210,8 +210,9 @@ def _find_tagged(render: Render, text: str, probe: Probe, at: int) -> _Found | N
 
 def _tags(render: Render, opening: str, string: str, other: str, close: str) -> Tagged:
     plain = f"{opening}{{key}}{other}"
+    cdata = "<![CDATA[<zq>" in render([Probe(FIRST.name, {"zqtext": "<zq>"}, FIRST.id)])
     if string == other:
-        return Tagged(plain, close, end="")
+        return Tagged(plain, close, end="", cdata=cdata)
     opens = {"string": f"{opening}{{key}}{string}", "": plain}
     behind = re.escape(close.partition("{key}")[0])
     for kind, value in _TYPED.items():
@@ -219,4 +220,4 @@ def _tags(render: Render, opening: str, string: str, other: str, close: str) -> 
         found = re.search(rf"zqtext(.*?){re.escape(json.dumps(value))}{behind}", typed, re.DOTALL)
         if found and found[1] != other:
             opens[kind] = f"{opening}{{key}}{found[1]}"
-    return Tagged(plain, close, end="", opens=opens)
+    return Tagged(plain, close, end="", opens=opens, cdata=cdata)

@@ -25,7 +25,7 @@ class PythonArguments:
         if end is None:
             return None
         try:
-            call = ast.parse(f"f({text[at:end].strip()})", mode="eval").body
+            call = ast.parse(f"f({_with_escapes(text[at:end].strip())})", mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise MalformedError from None
         if not isinstance(call, ast.Call) or any(each.arg is None for each in call.keywords):
@@ -83,6 +83,11 @@ def _closing(text: str, at: int) -> int | None:
             if depth == 0:
                 return found.start()
     return None
+
+
+def _with_escapes(text: str) -> str:
+    """Models do write raw line ends in strings."""
+    return _TOKENS.sub(lambda found: found[0].replace("\n", "\\n"), text) if "\n" in text else text
 
 
 def _constant(node: ast.expr) -> Any:

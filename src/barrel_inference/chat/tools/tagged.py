@@ -12,6 +12,7 @@ from barrel_inference.chat.tools.scan import MalformedError, Pattern
 from barrel_inference.chat.tools.syntax import Begun, BodyRead, Rules, Tools, as_json, quote, split_shared
 
 _STRING = frozenset({"string"})
+_CDATA = ("<![CDATA[", "]]>")
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,14 @@ class Tagged:
 
     ``opens``: where the opening tag tells the type of the value, that tag by JSON type ("" is for any other).
     ``end``: what follows the last argument (the call's footer), needed to know a closing tag from its like in a value.
+    ``cdata``: text that looks like markup is written as XML has it.
     """
 
     open: str
     close: str
     end: str
     opens: Mapping[str, str] = field(default_factory=dict)
+    cdata: bool = False
 
     @cached_property
     def _opens(self) -> list[tuple[str | None, Pattern]]:
@@ -47,7 +50,7 @@ class Tagged:
             if closed is None:
                 return None
             end, at = closed
-            arguments[key] = _value(self._trim(text[begin:end]), kind, properties.get(key))
+            arguments[key] = self._value(text[begin:end], kind, properties.get(key))
 
     def _open(self, text: str, at: int) -> tuple[str | None, str, int] | None:
         """Type, key, and where the value begins. Raises MalformedError where no argument begins."""
@@ -100,6 +103,12 @@ class Tagged:
                 pass
         return None if waiting else not self.end
 
+    def _value(self, text: str, kind: str | None, schema: Any) -> Any:
+        text = self._trim(text)
+        if self.cdata and text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
+            return text.removeprefix(_CDATA[0]).removesuffix(_CDATA[1])
+        return _value(text, kind, schema)
+
     def _trim(self, value: str) -> str:
         margin = self.close[: len(self.close) - len(self.close.lstrip())]
         return value.removesuffix(margin) if margin else value
@@ -113,6 +122,8 @@ class Tagged:
     def _written(self, key: str, value: Any) -> str:
         source = self.opens.get(_kind(value), self.opens.get("", self.open))
         text = value if isinstance(value, str) else as_json(value)
+        if self.cdata and isinstance(value, str) and any(mark in value for mark in "<&\n"):
+            text = f"{_CDATA[0]}{value}{_CDATA[1]}"
         return Pattern(source).fill(key=key) + text + Pattern(self.close).fill(key=key)
 
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:

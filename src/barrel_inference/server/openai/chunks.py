@@ -32,7 +32,6 @@ class _Answer:
     reasoning: list[str] = field(default_factory=list)
     calls: list[wire.ToolCall] = field(default_factory=list)
     logprobs: list[wire.Logprob] = field(default_factory=list)
-    n_thought: int = 0  # characters
     end: Finished | None = None
 
 
@@ -72,7 +71,6 @@ class Writer:
             case Content(text=text, logprobs=logprobs):
                 chunks.append(self._chunk(event.index, wire.Delta(content=text), logprobs=logprobs))
             case Reasoning(text=text):
-                answer.n_thought += len(text)
                 chunks.append(self._chunk(event.index, wire.Delta(reasoning_content=text)))
             case CallStarted(call=call, name=name, id=call_id):
                 chunks.append(self._chunk(event.index, self._call_delta(call, name=name, call_id=call_id)))
@@ -121,7 +119,6 @@ class Writer:
                 answer.logprobs += map(logprob, logprobs)
             case Reasoning(text=text):
                 answer.reasoning.append(text)
-                answer.n_thought += len(text)
             case CallStarted(name=name, id=call_id):
                 called = wire.CalledFunction(name=name, arguments="")
                 answer.calls.append(wire.ToolCall(id=call_id, function=called))
@@ -153,17 +150,8 @@ class Writer:
         return "length" if reason == "length" else "stop"
 
     def _total(self) -> wire.Usage:
-        ends = [answer.end.completion.usage for _, answer in sorted(self._answers.items()) if answer.end]
-        thought = sum(_thought_tokens(answer) for answer in self._answers.values())
-        return usage(ends, thought)
-
-
-def _thought_tokens(answer: _Answer) -> int:
-    """By its share of the text."""
-    if answer.end is None or not answer.n_thought:
-        return 0
-    completion = answer.end.completion
-    return round(completion.usage.completion_tokens * min(1.0, answer.n_thought / max(1, len(completion.text))))
+        ends = [answer.end for _, answer in sorted(self._answers.items()) if answer.end]
+        return usage([end.completion.usage for end in ends], sum(end.reasoning_tokens for end in ends))
 
 
 def usage(ends: Sequence[Counted], thought: int = 0) -> wire.Usage:

@@ -19,7 +19,8 @@ USAGE = Usage(prompt_tokens=10, completion_tokens=4, cached_tokens=8)
 
 
 def finished(reason: Any = "stop") -> Finished:
-    return Finished(reason=reason, completion=Completion(text="", tokens=(), finish_reason="stop", usage=USAGE))
+    completion = Completion(text="", tokens=(), finish_reason="stop", usage=USAGE)
+    return Finished(reason=reason, reasoning_tokens=1, completion=completion)
 
 
 ANSWER: list[Event] = [

@@ -22,7 +22,7 @@ from barrel_inference.server.neutral import (
 )
 from barrel_inference.server.openai.chunks import logprob
 from barrel_inference.server.openai.responses import wire
-from barrel_inference.types import Completion, TokenLogprob
+from barrel_inference.types import TokenLogprob
 
 Events = Iterator[wire.StreamEvent]
 E_ = TypeVar("E_", bound=wire.Event)
@@ -38,8 +38,6 @@ class Writer:
         self._logprobs = bool(body.top_logprobs) or "message.output_text.logprobs" in (body.include or ())
         self._sequence = 0
         self._item: wire.Item | None = None  # the one under construction
-        self._n_thought = 0
-        self._n_chars = 0
 
     def begin(self) -> Events:
         yield self._numbered(wire.Created(response=self._snapshot()))
@@ -82,15 +80,12 @@ class Writer:
         shown = [logprob(each) for each in logprobs] if self._logprobs else []
         message.content[0].text += text
         message.content[0].logprobs += shown
-        self._n_chars += len(text)
         yield self._numbered(wire.TextDelta(item_id=message.id, output_index=index, delta=text, logprobs=shown))
 
     def _reasoning(self, text: str) -> Events:
         if not isinstance(self._item, wire.ReasoningItem):
             yield from self._open(wire.ReasoningItem(id=ids.new("rs_"), status="in_progress"))
         item, index = self._current(wire.ReasoningItem)
-        self._n_thought += len(text)
-        self._n_chars += len(text)
         if self._summarised:
             yield from self._summary(item, index, text)
             return
@@ -111,7 +106,6 @@ class Writer:
     def _arguments(self, text: str) -> Events:
         call, index = self._current(wire.FunctionCall)
         call.arguments += text
-        self._n_chars += len(text)
         yield self._numbered(wire.ArgumentsDelta(item_id=call.id, output_index=index, delta=text))
 
     # ---- items
@@ -150,24 +144,13 @@ class Writer:
     # ---- the end
 
     def _end(self, event: Finished) -> wire.StreamEvent:
-        self.response.usage = self._usage(event.completion)
+        self.response.usage = _usage(event)
         if event.reason == "length":
             self.response.status = "incomplete"
             self.response.incomplete_details = wire.Incomplete(reason="max_output_tokens")
             return self._numbered(wire.IncompleteEnd(response=self._snapshot()))
         self.response.status = "completed"
         return self._numbered(wire.Completed(response=self._snapshot()))
-
-    def _usage(self, completion: Completion) -> wire.Usage:
-        counted = completion.usage
-        share = self._n_thought / max(1, self._n_chars)
-        return wire.Usage(
-            input_tokens=counted.prompt_tokens,
-            output_tokens=counted.completion_tokens,
-            total_tokens=counted.total_tokens,
-            input_tokens_details=wire.CachedTokens(cached_tokens=counted.cached_tokens),
-            output_tokens_details=wire.ReasoningTokens(reasoning_tokens=round(counted.completion_tokens * share)),
-        )
 
     def _snapshot(self) -> wire.Response:
         return msgspec.structs.replace(self.response, output=[_copy(item) for item in self.response.output])
@@ -176,6 +159,17 @@ class Writer:
         event.sequence_number = self._sequence
         self._sequence += 1
         return event
+
+
+def _usage(event: Finished) -> wire.Usage:
+    counted = event.completion.usage
+    return wire.Usage(
+        input_tokens=counted.prompt_tokens,
+        output_tokens=counted.completion_tokens,
+        total_tokens=counted.total_tokens,
+        input_tokens_details=wire.CachedTokens(cached_tokens=counted.cached_tokens),
+        output_tokens_details=wire.ReasoningTokens(reasoning_tokens=event.reasoning_tokens),
+    )
 
 
 def _copy(value: S) -> S:
