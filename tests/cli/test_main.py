@@ -6,12 +6,22 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 
 import pytest
 import typer
 
 from barrel_inference.cli import main as cli
-from barrel_inference.cli.report import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, exit_code, human_bytes, one_line
+from barrel_inference.cli.installed import relative
+from barrel_inference.cli.report import (
+    EXIT_NOT_FOUND,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    counted,
+    exit_code,
+    human_bytes,
+    one_line,
+)
 from barrel_inference.errors import BarrelError, ConfigError, ContextExceededError, ModelNotFoundError
 
 
@@ -108,3 +118,23 @@ def test_an_error_is_one_line_with_its_cure() -> None:
 )
 def test_bytes_for_people(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 objects"), (1, "1 object"), (1200, "1,200 objects")])
+def test_counts_for_people(count: int, text: str) -> None:
+    assert counted(count, "object") == text
+
+
+@pytest.mark.parametrize(
+    ("now", "text"),
+    [
+        ("2026-11-29T20:56:53Z", "now"),
+        ("2026-11-29T20:57:52Z", "now"),
+        ("2026-11-29T20:58:53Z", "2 minutes ago"),
+        ("2026-12-29T20:56:53Z", "1 month ago"),
+        ("2026-11-29T19:56:53Z", "in 1 hour"),
+    ],
+)
+def test_times_for_people(now: str, text: str) -> None:
+    seconds = datetime.fromisoformat(now).timestamp()
+    assert relative("2026-11-29T20:56:53Z", now=seconds) == text

@@ -14,7 +14,7 @@ import typer
 
 from barrel_inference.aio import AsyncModel, AsyncRuntime
 from barrel_inference.cli import local
-from barrel_inference.cli.report import EXIT_FAILED, Json, human_bytes, print_json
+from barrel_inference.cli.report import EXIT_FAILED, Json, counted, human_bytes, print_json
 from barrel_inference.errors import ConfigError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -48,7 +48,7 @@ def stats(json: Json = False) -> None:
         return
     for tier in found["tiers"]:
         used = f"{human_bytes(tier.used_bytes)} of {human_bytes(tier.quota_bytes)}"
-        typer.echo(f"{tier.name} ({tier.kind})  {tier.objects} objects, {used}  {tier.path}")
+        typer.echo(f"{tier.name} ({tier.kind})  {counted(tier.objects, 'object')}, {used}  {tier.path}")
     for each in found["namespaces"]:
         about = each.about.get("model") or each.about.get("architecture") or ""
         typer.echo(f"  {each.namespace[:12]}  {each.objects:>7} objects  {human_bytes(each.bytes):>10}  {about}")
@@ -112,7 +112,7 @@ def clear(
         return await runtime.cache.clear(namespace=namespace, older_than_s=older_than_s, tier=tier)
 
     removed = asyncio.run(_with_runtime(work))
-    _tell(removed, f"{removed.objects} objects removed, {human_bytes(removed.bytes)}", json)
+    _tell(removed, f"{counted(removed.objects, 'object')} removed, {human_bytes(removed.bytes)}", json)
 
 
 def verify(tier: Tier = None, json: Json = False) -> None:
@@ -125,7 +125,7 @@ def verify(tier: Tier = None, json: Json = False) -> None:
         return await runtime.cache.verify(tier=tier)
 
     found = asyncio.run(_with_runtime(work))
-    _tell(found, f"{found.objects} objects, {human_bytes(found.bytes)}, {found.corrupt} damaged", json)
+    _tell(found, f"{counted(found.objects, 'object')}, {human_bytes(found.bytes)}, {found.corrupt} damaged", json)
     if found.corrupt:
         raise typer.Exit(EXIT_FAILED)
 
@@ -146,7 +146,7 @@ def export(
         return await runtime.cache.export(loaded.id, text, file)
 
     moved = asyncio.run(_with_model(model, prompt, raw, work))
-    _tell(moved, f"{moved.objects} objects written to {file}, {human_bytes(moved.bytes)}", json)
+    _tell(moved, f"{counted(moved.objects, 'object')} written to {file}, {human_bytes(moved.bytes)}", json)
 
 
 def import_(
@@ -163,7 +163,7 @@ def import_(
         return await runtime.cache.import_(source, tier=tier or runtime.config.tiers[0].name)
 
     moved = asyncio.run(_with_runtime(work))
-    _tell(moved, f"{moved.objects} objects imported, {human_bytes(moved.bytes)}", json)
+    _tell(moved, f"{counted(moved.objects, 'object')} imported, {human_bytes(moved.bytes)}", json)
 
 
 def seconds(text: str) -> float:

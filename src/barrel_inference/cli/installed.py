@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import datetime
 
+from barrel_inference.cli.report import counted
 from barrel_inference.registry import Registry
 from barrel_inference.server.environment import configuration
 
@@ -14,12 +16,11 @@ def registry() -> Registry:
     return Registry.configured(configuration(os.environ, {}))
 
 
-def age(modified_at: str, now: float | None = None) -> str:
-    """``3 days ago``, from a manifest's time."""
-    then = time.strptime(modified_at, "%Y-%m-%dT%H:%M:%SZ")
-    seconds = (time.time() if now is None else now) - (time.mktime(then) - time.timezone)
+def relative(moment: str, now: float | None = None) -> str:
+    """``3 days ago``, ``in 4 minutes`` or ``now``, from a time such as 2026-11-29T20:56:53Z."""
+    left_s = datetime.fromisoformat(moment).timestamp() - (time.time() if now is None else now)
     for unit, size in (("year", 31_536_000), ("month", 2_592_000), ("day", 86_400), ("hour", 3600), ("minute", 60)):
-        if seconds >= size:
-            count = int(seconds // size)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
+        if abs(left_s) >= size:
+            words = counted(int(abs(left_s) // size), unit)
+            return f"in {words}" if left_s > 0 else f"{words} ago"
+    return "now"

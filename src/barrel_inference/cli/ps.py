@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from barrel_inference.cli.client import Client
+from barrel_inference.cli.installed import relative
 from barrel_inference.cli.list import table
 from barrel_inference.cli.report import Json, human_bytes, print_json
 
@@ -30,13 +31,13 @@ def ps(json: Json = False) -> None:
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
-    requests = f"{model.get('active', 0)} + {model.get('queued', 0)} waiting"
-    until = str(model.get("until", model["expires_at"]))
+    requests = f"{model['active']}, {model['queued']} waiting"
+    until = model["until"]
     return (
         model["name"],
         human_bytes(model["size"]),
         model["digest"][:12],
         str(model["context_length"]),
         requests,
-        until,
+        until if until == "never" else relative(until),
     )

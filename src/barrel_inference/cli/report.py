@@ -78,6 +78,11 @@ def _whole(value: Any) -> Any:
             return value
 
 
+def counted(count: int, noun: str) -> str:
+    """1 -> '1 object', 1200 -> '1,200 objects'."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def human_bytes(count: float) -> str:
     """1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):

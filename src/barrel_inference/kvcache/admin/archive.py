@@ -84,7 +84,8 @@ def import_file(path: Path, tier: Tier) -> Moved:
     except NoRoomError as error:
         raise CacheError(f"tier {tier.name} has no room for all of {path}") from error
     except (OSError, ValueError, tarfile.TarError) as error:
-        raise CacheError(f"cannot import {path}: {error}") from error
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise CacheError(f"cannot import {path}: {reason}") from error
     return Moved(objects, n_bytes, present=present, refused=refused)
 
 
