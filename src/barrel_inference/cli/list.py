@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from barrel_inference.cli.installed import age, registry
+from barrel_inference.cli.installed import registry, relative
 from barrel_inference.cli.report import Json, human_bytes, print_json
 from barrel_inference.registry import Manifest
 
@@ -36,7 +36,8 @@ def list_models(
 
 
 def _row(m: Manifest) -> tuple[str, ...]:
-    return str(m.model_name), m.digest[7:19], human_bytes(m.total_bytes), m.quantization, age(m.modified_at)
+    quantization = m.quantization.upper()
+    return str(m.model_name), m.digest[7:19], human_bytes(m.total_bytes), quantization, relative(m.modified_at)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

@@ -77,7 +77,7 @@ def _text(models: Registry, manifest: Manifest, verbose: bool) -> str:
         "parameters": manifest.parameter_size,
         "context length": str(manifest.context_size),
         "embedding length": str(manifest.embedding_length),
-        "quantization": manifest.quantization,
+        "quantization": manifest.quantization.upper(),
         "size": human_bytes(manifest.total_bytes),
         "digest": manifest.digest,
         "from": manifest.spec,

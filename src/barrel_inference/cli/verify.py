@@ -29,5 +29,7 @@ def verify(
             typer.echo(f"{result.name}  {result.digest[7:19]}  {result.problem or 'ok'}")
     if json:
         print_json([result._asdict() for result in results])
+    elif not results:
+        typer.echo("no models are installed")
     if any(result.problem for result in results):
         raise typer.Exit(EXIT_FAILED)
