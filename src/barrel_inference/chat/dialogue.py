@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from barrel_inference.chat import reasoning, schema
-from barrel_inference.chat.memory import Memory
+from barrel_inference.chat.memory import Memory, Shelf
 from barrel_inference.chat.messages import Message, conform, described, text_of
 from barrel_inference.chat.output import OutputParser, Parser, Shape, Thinking
 from barrel_inference.chat.profile import Profile, study
@@ -52,9 +52,10 @@ class Prompt(NamedTuple):
     shape: Shape
     tools: Tools
     turn: Turn
+    in_harmony: bool = False  # gpt-oss's format
 
     def parser(self) -> Parser:
-        if self.think_end == harmony.THOUGHT_END:
+        if self.in_harmony:
             return harmony.HarmonyParser(thinking=self.thinking, sure_calls=self._has_sure_calls)
         begun = _begun(self.shape.syntax, self.text)
         sure = self._has_sure_calls and not (begun and self.constraint and self.constraint.start_after)
@@ -69,7 +70,8 @@ class Prompt(NamedTuple):
 
 
 class Dialogue:
-    """``markers``: overrides of the detected ones, (open, close) each."""
+    """``markers``: overrides of the detected ones, (open, close) each. ``shelf``: where what was written outlives the
+    process."""
 
     def __init__(
         self,
@@ -77,12 +79,13 @@ class Dialogue:
         *,
         tool_call_markers: tuple[str, str] | None = None,
         thinking_markers: tuple[str, str] | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
         self.template = template
         self._tool_call_markers = tool_call_markers
         self._thinking_markers = thinking_markers
         self._harmony = harmony.is_harmony(template.source)
-        self._memory = Memory()
+        self._memory = Memory(shelf=shelf, of=template.source)
 
     @cached_property
     def profile(self) -> Profile:
@@ -124,12 +127,13 @@ class Dialogue:
             shape=shape,
             tools=tools,
             turn=turn,
+            in_harmony=self._harmony,
         )
 
-    def remember(self, prompt: Prompt, answer: Mapping[str, Any], written: str) -> None:
+    def remember(self, prompt: Prompt, answer: Mapping[str, Any], written: str, *, on_shelf: bool = True) -> None:
         """``answer``: the message that the client was given; ``written``: the text that the model wrote."""
         if not prompt.turn.continue_final:
-            self._memory.remember(_setting(prompt.turn), [*prompt.turn.messages, answer], prompt.text + written)
+            self._memory.remember(_setting(prompt.turn), [*prompt.turn.messages, answer], prompt.text + written, on_shelf=on_shelf)
 
     # ---- the prompt
 

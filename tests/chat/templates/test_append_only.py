@@ -29,12 +29,14 @@ NEXT: list[list[dict[str, Any]]] = [
 STEPS = ("answer", "call", "answer to a result", "late system message")
 
 # Templates whose own structure does not let an earlier call be found in a later prompt.
-NOT_EVEN_WITH_MEMORY = {("muse-glimmer", "call"), ("NVIDIA-Nemotron-Nano-v2", "call")}
+NOT_EVEN_WITH_MEMORY = {("muse-glimmer", "call")}  # each call is a message of its own, to another recipient
+END_TOKENS = {"NVIDIA-Nemotron-Nano-v2": "<SPECIAL_12>"}  # where a syntax cannot be learned without the model's own
 
 
 def broken(name: str, *, memory: bool) -> list[str]:
     """The steps at which the next prompt does not begin with this one (and, from memory, with what the model wrote)."""
-    dialogue = Dialogue(Template(templates()[name], bos_token="<s>", eos_token="</s>"))
+    eos = END_TOKENS.get(name, "</s>")
+    dialogue = Dialogue(Template(templates()[name], bos_token="<s>", eos_token=eos))
     messages: list[dict[str, Any]] = [{"role": "system", "content": "S"}, {"role": "user", "content": "one"}]
     found = []
     for step, answer, following in zip(STEPS, ANSWERS, NEXT, strict=True):

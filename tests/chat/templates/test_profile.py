@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from barrel_inference.chat.dialogue import Dialogue
+from barrel_inference.chat.dialogue import Dialogue, Turn
 from barrel_inference.chat.messages import conform, described
 from barrel_inference.chat.output import OutputParser
 from barrel_inference.chat.template import Template
-from barrel_inference.chat.tools.scan import common_prefix
+from barrel_inference.chat.tools.scan import Pattern, common_prefix
+from barrel_inference.chat.tools.tagged import Tagged
 from tests.chat.pieces import DEFINITIONS, TOOLS, fed
+from tests.chat.tools.test_families import ENDINGS, walk
 from tests.support.templates import templates
 
 pytestmark = pytest.mark.slow
@@ -64,6 +66,7 @@ LEARNED = [
     "unsloth-Apriel-1.5",
     "upstage-Solar-Open-100B",
 ]
+AMBIGUOUS = {"LFM2.5-8B-A1B"}
 THINKING = {
     "Qwen-Qwen3-0.6B": "<think>",
     "ByteDance-Seed-OSS": "<seed:think>",
@@ -128,6 +131,13 @@ def written(one: Dialogue, calls: list[tuple[str, dict[str, Any]]]) -> str:
     return texts[0][len(whole) :]
 
 
+def begun(one: Dialogue) -> str:
+    """The mark of a call that a prompt ends with."""
+    syntax = one.profile.shape.syntax
+    prompt = one.prompt(Turn([{"role": "user", "content": "Please."}], tools=DEFINITIONS)).text
+    return next(filter(prompt.endswith, syntax.triggers if syntax else ()), "")
+
+
 def test_calls_as_the_templates_write_them_are_read() -> None:
     """The mark to beat is llama.cpp's own parser: 549 of 632 clear cases."""
     wrong: dict[str, list[str]] = {}
@@ -141,8 +151,27 @@ def test_calls_as_the_templates_write_them_are_read() -> None:
                 continue
             tried += 1
             parser = OutputParser(one.profile.shape, TOOLS)
-            found = [value for kind, value in fed(parser, written(one, calls)) if kind == "call"]
+            found = [value for kind, value in fed(parser, begun(one) + written(one, calls)) if kind == "call"]
             if found != calls:
                 wrong.setdefault(name, []).append(case)
     print(f"read {tried - sum(map(len, wrong.values()))} of {tried}; wrong: {wrong}")
-    assert sum(map(len, wrong.values())) <= tried * 0.05
+    assert wrong.keys() <= AMBIGUOUS, "quotation marks in quotation marks, not escaped: nobody can read that"
+
+
+KEYS = [key for schema in TOOLS.values() for key in schema["properties"]]
+
+
+def test_required_calls_of_every_template_are_read() -> None:
+    """What its grammar lets a model write behind its prompt is a call to its parser; harmony's, too."""
+    for name in templates():
+        turn = Turn([{"role": "user", "content": "Go."}], tools=DEFINITIONS, choice="required", parallel=False)
+        prompt = dialogue(name).prompt(turn)
+        assert prompt.constraint is not None and prompt.constraint.grammar is not None
+        thought = f"hm{prompt.think_end}" if prompt.constraint.start_after else ""
+        body = prompt.shape.syntax and prompt.shape.syntax.body
+        endings = [Pattern(body.close).fill(key=key) for key in KEYS] if isinstance(body, Tagged) else ENDINGS
+        text = thought + walk(prompt.constraint.grammar, 1, limit=2000, endings=endings)
+        events = [event for event in fed(prompt.parser(), text, range(1, len(text))) if event[0] != "thought"]
+        assert events and all(kind == "call" for kind, _ in events), (name, text, events)
+        for _, (called, arguments) in events:
+            assert set(TOOLS[called].get("required", ())) <= set(arguments) <= set(TOOLS[called]["properties"]), name

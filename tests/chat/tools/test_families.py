@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import llguidance
@@ -47,7 +48,7 @@ def matcher(lark: str) -> LLMatcher:
 ENDINGS = ("</parameter>", "\n</parameter>\n", "</arg_value>\n", "</｜DSML｜parameter>\n", '<|"|>', "<escape>", '"')
 
 
-def walk(lark: str, seed: int, limit: int = 600) -> str:
+def walk(lark: str, seed: int, limit: int = 600, endings: Sequence[str] = ENDINGS) -> str:
     """A text that the grammar allows, brought to an end as soon as it may end; free text ends after some letters."""
     chooser = random.Random(seed)
     made = matcher(lark)
@@ -58,7 +59,7 @@ def walk(lark: str, seed: int, limit: int = 600) -> str:
         allowed = [token for token in range(257) if mask[0][token // 32] >> (token % 32) & 1]
         if EOS in allowed:
             return written.decode()
-        ending = list(chooser.choice(ENDINGS).encode())
+        ending = list(chooser.choice(endings).encode())
         if chooser.random() < 0.3 and made.validate_tokens(ending) == len(ending):
             written += bytes(ending)
             made.consume_tokens(ending)

@@ -26,6 +26,15 @@ def tagged(call: Probe, form: str) -> str:
     return "".join(form.format(key=key, value=value) for key, value in texts.items())
 
 
+def cdata(call: Probe) -> Probe:
+    """As XML has text that looks like markup."""
+    texts = {
+        key: f"<![CDATA[{value}]]>" if isinstance(value, str) and "<" in value else value
+        for key, value in call.arguments.items()
+    }
+    return call._replace(arguments=texts)
+
+
 def typed(call: Probe) -> str:
     kinds = {str: "s", int: "n", bool: "b", list: "l", dict: "o", type(None): "z"}
     return "".join(
@@ -53,6 +62,7 @@ INVENTED: dict[str, Write] = {
         "", "\n", "", lambda _, c: f"<do {c.name}>\n{tagged(c, '<p {key}>{value}</p>{nl}'.replace('{nl}', ''))}</do>"
     ),
     "pairs": joined("<x>", "", "</x>", lambda _, c: f"<c>{c.name}{tagged(c, '<k>{key}</k><v>{value}</v>')}</c>"),
+    "XML": joined("", "\n", "", lambda _, c: f"<c {c.name}>{tagged(cdata(c), '<p {key}>{value}</p>')}</c>"),
     "own closing tags": joined("", "", "", lambda _, c: f"<c:{c.name}>{tagged(c, '<{key}>{value}</{key}>')}</c>"),
     "typed tags": joined("", "", "", lambda _, c: f"[fn {c.name}]{typed(c)}[/fn]"),
     "python": joined(
@@ -71,7 +81,8 @@ def learned(write: Write) -> Syntax:
 def test_an_invented_syntax_is_learned(name: str) -> None:
     write = INVENTED[name]
     syntax = learned(write)
-    others = [Probe("book_flight", {"to": "Rome", "seats": 2}, "id7654321"), Probe("stop", {}, "id1234567")]
+    markup = "<b> & <i>" if name == "XML" else "Rome"
+    others = [Probe("book_flight", {"to": markup, "seats": 2}, "id7654321"), Probe("stop", {}, "id1234567")]
     schema = {"properties": {"to": {"type": "string"}, "seats": {"type": "integer"}}}
     tools = {"book_flight": schema, "stop": {}, FIRST.name: {}, SECOND.name: {}}
     for calls in ([FIRST], [FIRST, SECOND], others[:1], others):
