@@ -88,6 +88,30 @@ async def test_the_second_death_is_a_typed_error_and_the_model_lives_on(runtime:
     assert (await model.complete(PROMPT, max_tokens=3)).finish_reason == "length"
 
 
+@pytest.mark.parametrize("n_seq_max", [1, 4])
+async def test_one_that_kills_every_worker_harms_nobody_else(runtime: AsyncRuntime, n_seq_max: int) -> None:
+    stub = {"delay_ms": 5, "lethal": ord("~")}
+    model = await runtime.load_model(backend="stub", stub=stub, context_opts={"n_ctx": 4096, "n_seq_max": n_seq_max})
+    options: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
+    prompts = [f"{i} {PROMPT}" for i in range(7)]
+    alone = [(await model.complete(prompt, cache="off", seed=i, **options)).text for i, prompt in enumerate(prompts)]
+    first_token = asyncio.Event()
+
+    async def follow(prompt: str, seed: int) -> str:
+        text = ""
+        async for chunk in model.stream(prompt, seed=seed, **options):
+            first_token.set()
+            text += chunk.text
+        return text
+
+    tasks = [asyncio.create_task(follow(prompt, seed)) for seed, prompt in enumerate(prompts)]
+    await first_token.wait()
+    with pytest.raises(WorkerDiedError):
+        await model.complete(f"~ {PROMPT}", **options)
+    assert await asyncio.gather(*tasks) == alone
+    assert (await model.complete(PROMPT, max_tokens=3)).finish_reason == "length"
+
+
 async def test_a_death_takes_no_other_model_with_it(runtime: AsyncRuntime) -> None:
     first = await runtime.load_model(backend="stub", **SLOW)
     second = await runtime.load_model(backend="stub", **SLOW)

@@ -45,7 +45,7 @@ STARTED = Started("r", (7, 8, 9), 2, 1, CacheReport())
 def test_before_it_starts_it_is_submitted_as_it_was() -> None:
     one = flight()
     assert one.message().request == REQUEST
-    assert one.survive("x")
+    one.bereave()
     assert one.message().request == REQUEST
 
 
@@ -54,7 +54,7 @@ def test_afterwards_it_continues_behind_what_was_delivered_with_its_first_start(
     one.start(STARTED)
     one.output(token(1))
     one.output(token(2))
-    assert one.survive("killed")
+    one.bereave()
     assert one.message().request.resume == Resume(prompt_tokens=(7, 8, 9), emitted=(1, 2), start=2)
     one.start(Started("r", (7, 8, 9), 0, 1, CacheReport(kind="partial")))
     one.output(token(3))
@@ -75,7 +75,7 @@ async def test_the_completion_covers_all_lives() -> None:
     one.start(STARTED)
     clock.now = 11.0
     one.output(token(1))
-    one.survive("killed")
+    one.bereave()
     clock.now = 15.0
     one.output(token(2))
     done = Completion(text="12", tokens=(1, 2), finish_reason="length", timings=Timings(prefill_s=0.5, total_s=1.0))
@@ -89,21 +89,43 @@ async def test_the_completion_covers_all_lives() -> None:
     assert one.done
 
 
-async def test_the_second_death_of_a_running_request_is_its_error() -> None:
+async def test_a_recalled_request_goes_on_behind_what_it_delivered() -> None:
     one = flight()
     one.start(STARTED)
-    assert one.survive("killed by signal 9")
-    assert not one.survive("killed by signal 6")
-    with pytest.raises(WorkerDiedError, match=r"died 2 times during this request \(killed by signal 6"):
-        await one.next()
+    one.output(token(1))
+    one.bereave()
+    assert not one.recall()  # it has not got past the place yet
+    one.sent = True
+    one.output(token(2))
+    assert one.recall()
+    one.output(token(3))
+    one.output(
+        Output("r", Chunk(text="held back", completion=Completion(text="", tokens=(), finish_reason="cancelled")))
+    )
+    assert (one.is_acquitted, one.sent, one.done) == (True, False, False)
+    assert one.message().request.resume == Resume(prompt_tokens=(7, 8, 9), emitted=(1, 2, 3), start=2)
+    one.output(token(4))
+    assert not one.recall()  # once is enough
+    assert [(await one.next()).text for _ in range(4)] == ["1", "2", "3", "4"]
 
 
-async def test_a_waiting_request_outlives_one_death_more() -> None:
+async def test_a_recalled_request_that_ends_first_has_ended() -> None:
     one = flight()
-    assert one.survive("a") and one.survive("b")
-    assert not one.survive("c")
-    with pytest.raises(WorkerDiedError):
-        await one.next()
+    one.start(STARTED)
+    one.output(token(1))
+    assert one.recall()
+    one.output(Output("r", Chunk(completion=Completion(text="1", tokens=(1,), finish_reason="stop"))))
+    assert one.done and not one.is_acquitted
+
+
+async def test_a_recalled_request_can_still_be_cancelled() -> None:
+    one = flight()
+    one.start(STARTED)
+    one.output(token(1))
+    assert one.recall()
+    one.cancelled = True
+    one.output(Output("r", Chunk(completion=Completion(text="1", tokens=(1,), finish_reason="cancelled"))))
+    assert one.done
 
 
 async def test_a_cancelled_request_ends_with_its_worker() -> None:
@@ -111,7 +133,7 @@ async def test_a_cancelled_request_ends_with_its_worker() -> None:
     one.start(STARTED)
     one.output(token(1))
     one.cancelled = True
-    assert not one.survive("killed")
+    one.bereave()
     assert (await one.next()).text == "1"
     completion = (await one.next()).completion
     assert completion is not None
@@ -127,15 +149,10 @@ async def test_an_error_ends_it_and_nothing_follows() -> None:
         await one.next()
 
 
-async def test_a_call_is_asked_again_once() -> None:
+async def test_a_call_is_asked_again_and_answered_once() -> None:
     call = PendingCall(Call(1, "op", {}))
-    assert call.survive("a")
+    call.bereave()
     assert call.message() == Call(1, "op", {})
     call.reply(Reply(1, 5))
-    assert await call.answer == 5
+    assert await call.answer == 5 and call.done
     call.reply(Reply(1, 6))
-    dying = PendingCall(Call(2, "op", {}))
-    dying.survive("a")
-    assert not dying.survive("b")
-    with pytest.raises(WorkerDiedError, match="during 'op'"):
-        await dying.answer

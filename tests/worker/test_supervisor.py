@@ -135,6 +135,36 @@ async def test_a_second_death_on_one_request_is_its_error_and_the_model_lives_on
         assert one.info().restarts == 2
 
 
+async def test_the_guilty_one_alone_fails_whatever_is_beside_it() -> None:
+    async with started() as one:
+        tasks = {
+            prompt: asyncio.create_task(collect(one, request(prompt, f"r{n}", max_tokens=5)))
+            for n, prompt in enumerate(("count", "slow", "kill:2", "kill:0", "count:"))
+        }
+        echo = asyncio.create_task(one.call("echo", a=1))
+        done = dict(zip(tasks, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True))
+        assert [prompt for prompt, end in done.items() if isinstance(end, WorkerDiedError)] == ["kill:2", "kill:0"]
+        assert {end[0] for end in done.values() if isinstance(end, tuple)} == {"0 1 2 3 4 "}
+        assert await echo == {"a": 1}
+
+
+async def test_what_cannot_be_sent_after_a_restart_takes_nobody_with_it() -> None:
+    gate = asyncio.Event()
+
+    async def sleep(delay_s: float) -> None:
+        await gate.wait()
+
+    async with started(sleep=sleep) as one:
+        dying = asyncio.create_task(collect(one, request("die:1")))
+        await until(lambda: one.info().phase == "restarting")
+        bad = asyncio.create_task(collect(one, request("lone \ud800 surrogate", "bad")))
+        await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(InvalidRequestError):
+            await bad
+        assert (await dying)[0] == "0 1 2 3 4 "
+
+
 async def test_calls_are_answered_over_a_restart_and_fail_at_the_second_death() -> None:
     async with started() as one:
         assert await one.call("echo", a=[1]) == {"a": [1]}

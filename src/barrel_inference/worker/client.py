@@ -7,36 +7,47 @@ it delivered. A ``PendingCall`` is one question. Both belong to the event loop o
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from barrel_inference.errors import BarrelError, WorkerDiedError, from_dict
+from barrel_inference.errors import BarrelError, from_dict
 from barrel_inference.types import Chunk, Completion, Request, Resume, TokenLogprob, Usage
 from barrel_inference.worker.messages import Call, Msg, Output, Reply, Started, Submit
 
-MAX_DEATHS = 2
-MAX_DEATHS_WAITING = 3  # of a request that had not begun: most likely another is to blame
 
+class Pending(ABC):
+    """Something a worker owes an answer to. ``name``: for messages."""
 
-class Pending(Protocol):
-    """Something a worker owes an answer to."""
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sent = False  # the living worker has it
+        self.is_running = False  # and has begun with it
+        self.done = False  # it has its answer or its error, or nobody waits for it any more
+        self.deaths = 0  # of workers that had it, since another was found guilty of one
+        self.is_acquitted = False  # of the death that it is suspected of
 
+    @abstractmethod
     def message(self) -> Msg:
         """What to send to a (new) worker."""
 
-    def survive(self, epitaph: str) -> bool:
-        """The worker died. False when this was one death too many; it has then been failed."""
-
+    @abstractmethod
     def fail(self, error: BarrelError) -> None:
         """End it with an error."""
 
+    def bereave(self) -> None:
+        """Its worker has died."""
+        self.sent = self.is_running = False
+        self.deaths += 1
 
-class Flight:
+
+class Flight(Pending):
     """One request in flight. Chunks come out once, in order, whatever happens to workers in between."""
 
     def __init__(self, request: Request, clock: Callable[[], float]) -> None:
+        super().__init__("this request")
         self._request = request
         self._clock = clock
         self._arrived = clock()
@@ -45,11 +56,13 @@ class Flight:
         self._emitted: list[int] = []
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
-        self._deaths = 0
+        self._resumed = 0
         self._delivered = False  # anything yet
+        self._has_grown = False  # since the last death
+        self._is_recalled = False
         self._queue: asyncio.Queue[Chunk | BarrelError] = asyncio.Queue()
         self.cancelled = False
-        self.done = False  # its last chunk or its error has been queued
+        self.was_recalled = False
 
     @property
     def id(self) -> str:
@@ -63,14 +76,21 @@ class Flight:
         )
         return Submit(msgspec.structs.replace(self._request, resume=resume))
 
-    def survive(self, epitaph: str) -> bool:
+    def bereave(self) -> None:
         """A cancelled request ends here."""
+        super().bereave()
+        self._resumed += 1
+        self._has_grown = self._is_recalled = False
         if self.cancelled:
             self.finish_cancelled()
-        self._deaths += 1
-        if self._deaths >= (MAX_DEATHS_WAITING if self._started is None else MAX_DEATHS):
-            self.fail(WorkerDiedError(f"the worker died {self._deaths} times during this request ({epitaph})"))
-        return not self.done
+
+    def recall(self) -> bool:
+        """Whether it is to be cancelled in the worker now, to go on later: it got past where the last one died.
+        Once only."""
+        if self.was_recalled or not self._has_grown:
+            return False
+        self.was_recalled = self._is_recalled = True
+        return True
 
     def fail(self, error: BarrelError) -> None:
         if not self.done:
@@ -85,19 +105,32 @@ class Flight:
 
     def start(self, message: Started) -> None:
         """Keep the first one: the cuts of the original prefill are what a resume must repeat."""
+        self.is_running = True
         if self._started is None:
             self._started = message
 
     def output(self, message: Output) -> None:
         if message.error is not None:
             self.fail(from_dict(message.error))
+        elif message.chunk is not None and self._is_recall(message.chunk):
+            self.is_acquitted, self.sent, self.is_running, self._is_recalled = True, False, False, False
         elif message.chunk is not None and not self.done:
             self._deliver(message.chunk)
+
+    def _is_recall(self, chunk: Chunk) -> bool:
+        completion = chunk.completion
+        return (
+            self._is_recalled
+            and not self.cancelled
+            and completion is not None
+            and completion.finish_reason == "cancelled"
+        )
 
     def _deliver(self, chunk: Chunk) -> None:
         if not self._delivered and self._started is not None:
             chunk = msgspec.structs.replace(chunk, usage=_of_prompt(self._started))
         self._delivered = True
+        self._has_grown |= bool(chunk.tokens)
         self._emitted += chunk.tokens
         self._text.append(chunk.text)
         self._logprobs += chunk.logprobs
@@ -114,7 +147,7 @@ class Flight:
         first = total if self._first_token_s is None else self._first_token_s
         timings = msgspec.structs.replace(completion.timings, first_token_s=first, total_s=total)
         logprobs = tuple(self._logprobs)
-        return msgspec.structs.replace(completion, timings=timings, logprobs=logprobs, resumed=self._deaths)
+        return msgspec.structs.replace(completion, timings=timings, logprobs=logprobs, resumed=self._resumed)
 
     async def next(self) -> Chunk:
         """The next chunk; raises the request's error. Not to be called after either end."""
@@ -128,25 +161,23 @@ def _of_prompt(started: Started) -> Usage:
     return Usage(prompt_tokens=len(started.prompt_tokens), cached_tokens=started.cache.restored_tokens)
 
 
-class PendingCall:
+class PendingCall(Pending):
     """One call; every op may be asked again of a new worker."""
 
     def __init__(self, call: Call) -> None:
+        super().__init__(repr(call.op))
         self._call = call
-        self._deaths = 0
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    @property
+    def id(self) -> int:
+        return self._call.call_id
 
     def message(self) -> Call:
         return self._call
 
-    def survive(self, epitaph: str) -> bool:
-        self._deaths += 1
-        if self._deaths < MAX_DEATHS:
-            return True
-        self.fail(WorkerDiedError(f"the worker died {self._deaths} times during {self._call.op!r} ({epitaph})"))
-        return False
-
     def fail(self, error: BarrelError) -> None:
+        self.done = True
         if not self.answer.done():
             self.answer.set_exception(error)
 
@@ -155,3 +186,4 @@ class PendingCall:
             self.fail(from_dict(message.error))
         elif not self.answer.done():
             self.answer.set_result(message.result)
+        self.done = True

@@ -46,6 +46,7 @@ from barrel_inference.worker.messages import (
     Up,
 )
 from barrel_inference.worker.process import Life, worker_command
+from barrel_inference.worker.trial import Trial
 
 MAX_START_ATTEMPTS = 3  # of one restart
 HEALTHY_LIFE_S = 60.0  # a life this long forgets earlier deaths
@@ -68,7 +69,7 @@ def add(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
 
 
 class Supervisor:
-    """One loaded model as the runtime sees it.
+    """One loaded model as the runtime sees it. What is resumed after a death, and when, is for ``Trial`` to say.
 
     ``observe`` hears what concerns the runtime as a whole. ``ready_timeout_s`` is counted anew from each Progress.
     """
@@ -97,6 +98,7 @@ class Supervisor:
         self._flights: dict[str, Flight] = {}
         self._calls: dict[int, PendingCall] = {}
         self._next_call = 0
+        self._trial = Trial()
         self._restarts = 0
         self._short_lives = 0
         self._counters: dict[str, float] = {}  # of the living worker
@@ -152,7 +154,7 @@ class Supervisor:
         """A new worker with everything that was in flight. Raises when it will not come up."""
         self.phase = "restarting"
         self._restarts += 1
-        self._settle(epitaph)
+        self._trial.after_death(self._pending(), epitaph)
         for attempt in range(1, MAX_START_ATTEMPTS + 1):
             await self._sleep(backoff_s(self._short_lives))
             try:
@@ -162,12 +164,7 @@ class Supervisor:
                 if attempt == MAX_START_ATTEMPTS or not failure.details.get("died"):
                     raise
                 self._short_lives += 1
-        self._send([pending.message() for pending in self._pending()])
-
-    def _settle(self, epitaph: str) -> None:
-        """Keep what survives the death of its worker."""
-        self._flights = {key: flight for key, flight in self._flights.items() if flight.survive(epitaph)}
-        self._calls = {key: call for key, call in self._calls.items() if call.survive(epitaph)}
+        self._submit()
 
     async def _begin_life(self) -> None:
         self._life, self._info = await Life.begin(
@@ -196,6 +193,7 @@ class Supervisor:
             while (batch := await channel.receive()) is not None:
                 for message in batch:
                     self._dispatch(message)
+                self._submit()
         except ChannelError as error:
             _log.error("worker %s: %s", self.options.id, error)
 
@@ -205,6 +203,8 @@ class Supervisor:
                 flight.start(message)
             case Output() if (flight := self._flights.get(message.request_id)) is not None:
                 flight.output(message)
+                if self._trial.is_on(flight) and flight.recall():
+                    self._send([Cancel(flight.id)])
             case Reply() if (call := self._calls.pop(message.call_id, None)) is not None:
                 call.reply(message)
             case Counters(counters, info):
@@ -250,22 +250,24 @@ class Supervisor:
         if flight is None or flight.done:
             return
         flight.cancelled = True
-        if self._life is None:
-            flight.finish_cancelled()
-        else:
+        if flight.sent:
             self._send([Cancel(request_id)])
+        else:
+            flight.finish_cancelled()
+        self._submit()
 
     async def call(self, op: str, **args: Any) -> Any:
         """Ask the worker and wait for its reply, over a restart if need be. Raises its error."""
         self._require_usable()
         self._next_call += 1
-        pending = PendingCall(Call(self._next_call, op, args))
-        self._send_checked(pending)
-        self._calls[self._next_call] = pending
+        pending = self._calls[self._next_call] = PendingCall(Call(self._next_call, op, args))
+        self._submit()
         try:
             return await pending.answer
         finally:
-            self._calls.pop(pending.message().call_id, None)
+            pending.done = True
+            self._calls.pop(pending.id, None)
+            self._submit()
 
     def info(self) -> ModelInfo:
         """The last known facts; does not ask the worker."""
@@ -282,15 +284,16 @@ class Supervisor:
         self._require_usable()
         if request.id in self._flights:
             raise InvalidRequestError(f"request id {request.id!r} is in use", id=request.id)
-        flight = Flight(request, self._clock)
-        self._send_checked(flight)
-        self._flights[request.id] = flight
+        flight = self._flights[request.id] = Flight(request, self._clock)
+        self._submit()
         return flight
 
     def _land(self, flight: Flight) -> None:
         if not flight.done:
             self._send([Cancel(flight.id)])
+            flight.done = True
         self._flights.pop(flight.id, None)
+        self._submit()
 
     def _arm_timeout(self, flight: Flight, timeout_s: float | None) -> asyncio.TimerHandle | None:
         if timeout_s is None:
@@ -301,13 +304,16 @@ class Supervisor:
         if not flight.done:
             self._send([Cancel(flight.id)])
             flight.fail(RequestTimeoutError(f"the request was not finished after {timeout_s:g} s", timeout_s=timeout_s))
+            self._submit()
 
-    def _send_checked(self, pending: Pending) -> None:
-        """Send now, or leave it to the restart. An unencodable or oversized message is the caller's error."""
-        try:
-            self._send([pending.message()])
-        except (ChannelError, msgspec.MsgspecError, UnicodeError, OverflowError) as error:
-            raise InvalidRequestError(f"the request cannot be sent to the worker: {error}") from error
+    def _submit(self) -> None:
+        """Send what the worker should have; without one, the restart will. What cannot be sent gets an error."""
+        for pending in self._trial.due(self._pending()) if self._life else ():
+            try:
+                self._send([pending.message()])
+                pending.sent = True
+            except (ChannelError, msgspec.MsgspecError, UnicodeError, OverflowError) as error:
+                pending.fail(InvalidRequestError(f"the request cannot be sent to the worker: {error}"))
 
     def _require_usable(self) -> None:
         if self._fatal is not None:

@@ -42,6 +42,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     crash_at_token: int = 0  # the process ends when it has decoded so many tokens
     fail_at_step: dict[str, Literal["no_room", "aborted", "failed"]] = {}  # by the number of the decode, from 1
     poison: int = -1  # a batch with this token fails
+    lethal: int = -1  # a batch with this token ends the process
     eog_every: int = 0  # about one token in so many ends the answer; 0 = never
 
 
@@ -94,6 +95,8 @@ class StubBackend:
             return DecodeStatus.ABORTED
         if (fault := self._faults.fail_at_step.get(str(self._steps))) is not None:
             return DecodeStatus(fault)
+        if any(self._faults.lethal in piece.tokens for piece in slices):
+            os.abort()
         if any(self._faults.poison in piece.tokens for piece in slices):
             return DecodeStatus.FAILED
         self._decoded += n_tokens

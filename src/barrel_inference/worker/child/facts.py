@@ -69,6 +69,7 @@ def _fixed_facts(options: LoadOptions, backend: Backend, store: Checkpoints) -> 
         n_seq_max=info.n_seq_max,
         kv_bytes_per_token=store.bytes_per_token,
         cache_layout=store.layout,
+        memory_path=str(store.memory_folder or ""),
         cache_verdict=store.verdict,
         vocab_only=info.vocab_only,
         embeddings=info.embeddings,

@@ -1,4 +1,5 @@
-"""The engine's results on their way out: one frame a step. Belongs to the engine thread."""
+"""The engine's results on their way out: one frame a step, and before the step who begins in it. Belongs to the engine
+thread."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ class Outbox:
 
     def started(self, request_id: str, prompt: list[int], start: int, seed: int, cache: CacheReport) -> None:
         self._messages.append(Started(request_id, tuple(prompt), start, seed, cache))
+        self.flush()  # its first decode may be the last thing that this process does
 
     def output(self, request_id: str, chunk: Chunk) -> None:
         if chunk.completion is not None:

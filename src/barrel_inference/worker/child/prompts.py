@@ -6,7 +6,6 @@ the one thread that writes the render memory.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -18,8 +17,6 @@ from barrel_inference.kvcache.render import RenderMemory
 from barrel_inference.types import Completion, Request
 
 REPLACEMENT = "\ufffd"  # stands for bytes that were no text
-
-log = logging.getLogger(__name__)
 
 
 class Prompts:
@@ -69,11 +66,8 @@ class Prompts:
 
     def _remember(self, request: Request, completion: Completion) -> None:
         assert self._memory is not None
-        try:
-            tokens = completion.prompt_tokens + completion.tokens
-            self._memory.remember(f"{request.prompt}{completion.text}", tokens, salt=_salt(request))
-        except OSError as error:
-            log.warning("an answer's tokens could not be remembered: %s", error)
+        tokens = completion.prompt_tokens + completion.tokens
+        self._memory.remember(f"{request.prompt}{completion.text}", tokens, salt=_salt(request))
 
     # ---- what is known
 
@@ -119,7 +113,4 @@ def _salt(request: Request) -> str:
 
 def _open_memory(checkpoints: Checkpoints) -> RenderMemory | None:
     """Beside the blocks that it helps to find; none where nothing is saved."""
-    store = checkpoints.store
-    if store is None or store.save_tier is None:
-        return None
-    return RenderMemory(store.save_tier.folder(store.folder) / "render")
+    return RenderMemory(checkpoints.memory_folder / "render") if checkpoints.memory_folder else None
