@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry
 from barrel_inference.cli.report import Json, print_json
 
@@ -24,8 +25,12 @@ def cp(
 
     Example: barrel-inference cp smollm2:135m small
     """
-    manifest = registry().copy(source, destination)
+    if (server := remote.named()) is not None:
+        server.ask("POST", "/api/copy", {"source": source, "destination": destination})
+        copied: dict[str, Any] = {"source": source, "destination": destination}
+    else:
+        copied = msgspec.to_builtins(registry().copy(source, destination))
     if json:
-        print_json(msgspec.to_builtins(manifest))
+        print_json(copied)
     else:
         typer.echo(f"copied '{source}' to '{destination}'")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry
 from barrel_inference.cli.progress import follow
 from barrel_inference.cli.pull import Json, JsonLines
@@ -37,13 +38,20 @@ def create(
 
     Example: barrel-inference create mine --from ./weights.gguf
     """
+    modelfile = None if base is not None else _read(file)
+    display = JsonLines() if json else None
+    if (server := remote.named()) is not None:
+        text = None if modelfile is None else modelfile.decode(errors="replace")
+        body = {"model": name, "from": base, "modelfile": text}
+        asyncio.run(follow(remote.events(server, "/api/create", body), display))
+        return
     request = CreateRequest(
         from_=base,
-        modelfile=None if base is not None else _read(file),
+        modelfile=modelfile,
         directory=str(Path.cwd() if base is not None or str(file) == "-" else file.absolute().parent),
         insecure=insecure,
     )
-    asyncio.run(follow(registry().create(name, request), JsonLines() if json else None))
+    asyncio.run(follow(registry().create(name, request), display))
 
 
 def _read(file: Path) -> bytes:

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry
 from barrel_inference.cli.report import Json, print_json
 from barrel_inference.cli.show import parameter_lines
 from barrel_inference.errors import ConfigError
-from barrel_inference.registry.modelfile.parameters import parse_parameter
+from barrel_inference.registry.modelfile.parameters import cap_note, parse_parameter
 
 
 def register(app: typer.Typer) -> None:
@@ -30,13 +31,25 @@ def edit(
 
     Example: barrel-inference edit smollm2:135m temperature=0.2 num_ctx=8192
     """
-    manifest = registry().edit(
-        model, parameters=_parse(changes or []), unset=unset or (), system=system, template=template
-    )
-    if json:
-        print_json(msgspec.to_builtins(manifest))
+    wanted: dict[str, Any] = {
+        "parameters": _parse(changes or []),
+        "unset": unset or [],
+        "system": system,
+        "template": template,
+    }
+    if (server := remote.named()) is not None:
+        edited: dict[str, Any] = server.ask("POST", "/api/edit", {"model": model, **wanted})
+        warning = edited.get("warning")
     else:
-        typer.echo(parameter_lines(manifest.parameters) or f"{manifest.model_name} has no parameters of its own")
+        models = registry()
+        edited = msgspec.to_builtins(models.edit(model, **wanted))
+        warning = cap_note(wanted["parameters"], models.options.max_context_size)
+    if warning:
+        typer.echo(warning, err=True)
+    if json:
+        print_json(edited)
+    else:
+        typer.echo(parameter_lines(edited.get("parameters", {})) or f"{model} has no parameters of its own")
 
 
 def _parse(changes: list[str]) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry
 from barrel_inference.cli.report import Json, human_bytes, print_json
 
@@ -24,11 +25,18 @@ def gc(
 
     Example: barrel-inference gc --dry-run
     """
+    found = _collect(dry_run)
+    if json:
+        print_json(found)
+        return
+    for item in found["removed"]:
+        typer.echo(f"{item['kind']:<10} {human_bytes(item['freed_bytes']):>10}  {item['name']}")
+    typer.echo(f"{human_bytes(found['freed_bytes'])} {'would be freed' if dry_run else 'freed'}")
+
+
+def _collect(dry_run: bool) -> dict[str, Any]:
+    if (server := remote.named()) is not None:
+        return dict(server.ask("POST", "/api/gc", {"dry_run": dry_run}))
     removed = registry().gc(dry_run=dry_run)
     freed = sum(item.freed_bytes for item in removed)
-    if json:
-        print_json({"removed": [item._asdict() for item in removed], "freed_bytes": freed, "dry_run": dry_run})
-        return
-    for item in removed:
-        typer.echo(f"{item.kind:<10} {human_bytes(item.freed_bytes):>10}  {item.name}")
-    typer.echo(f"{human_bytes(freed)} {'would be freed' if dry_run else 'freed'}")
+    return {"removed": [item._asdict() for item in removed], "freed_bytes": freed, "dry_run": dry_run}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry, relative
-from barrel_inference.cli.report import Json, human_bytes, print_json
+from barrel_inference.cli.report import Json, human_bytes, print_json, table
 from barrel_inference.registry import Manifest
+
+HEAD = ("NAME", "ID", "SIZE", "QUANT", "MODIFIED")
 
 
 def register(app: typer.Typer) -> None:
@@ -24,24 +27,30 @@ def list_models(
 
     Example: barrel-inference list
     """
+    if (server := remote.named()) is not None:
+        found = [m for m in server.ask("GET", "/api/tags")["models"] if m["name"].lower().startswith(prefix.lower())]
+        if json:
+            print_json({"models": found})
+        else:
+            typer.echo(table([HEAD, *map(_listed, found)]))
+        return
     listing = registry().list()
     manifests = [m for m in listing.manifests if str(m.model_name).lower().startswith(prefix.lower())]
     if json:
         broken = [each._asdict() for each in listing.broken]
         print_json({"models": [msgspec.to_builtins(m) for m in manifests], "unreadable": broken})
         return
-    typer.echo(table([("NAME", "ID", "SIZE", "QUANT", "MODIFIED"), *map(_row, manifests)]))
+    typer.echo(table([HEAD, *map(_row, manifests)]))
     for name, reason in listing.broken:
         typer.echo(f"unreadable: {name}: {reason}", err=True)
+
+
+def _listed(m: dict[str, Any]) -> tuple[str, ...]:
+    """As a server tells it."""
+    quantization = m["details"]["quantization_level"]
+    return m["name"], m["digest"][:12], human_bytes(m["size"]), quantization, relative(m["modified_at"])
 
 
 def _row(m: Manifest) -> tuple[str, ...]:
     quantization = m.quantization.upper()
     return str(m.model_name), m.digest[7:19], human_bytes(m.total_bytes), quantization, relative(m.modified_at)
-
-
-def table(rows: list[tuple[str, ...]]) -> str:
-    """Columns as wide as their widest cell."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)

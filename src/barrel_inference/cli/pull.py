@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry
 from barrel_inference.cli.progress import Lines, follow
 from barrel_inference.cli.report import EXIT_INTERRUPTED
@@ -34,6 +35,10 @@ def pull(
 
     Example: barrel-inference pull hf://Qwen/Qwen2.5-7B-Instruct-GGUF
     """
+    if (server := remote.named()) is not None:
+        body = {"model": spec, "name": name, "insecure": insecure}
+        asyncio.run(follow(remote.events(server, "/api/pull", body), JsonLines() if json else None))
+        return
     here = registry()
     events = here.pull(spec, name=name, insecure=insecure)
     try:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry
 from barrel_inference.cli.report import Json, print_json
 
@@ -21,9 +22,13 @@ def rm(models: Annotated[list[str], typer.Argument(help="Installed models.")], j
 
     Example: barrel-inference rm smollm2:135m && barrel-inference gc
     """
-    installed = registry()
+    server = remote.named()
+    installed = registry() if server is None else None
     for name in models:
-        installed.remove(name)
+        if installed is not None:
+            installed.remove(name)
+        elif server is not None:
+            server.ask("DELETE", "/api/delete", {"model": name})
         if not json:
             typer.echo(f"deleted '{name}'")
     if json:

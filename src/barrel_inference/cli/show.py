@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry
 from barrel_inference.cli.report import Json, human_bytes, print_json
 from barrel_inference.errors import ConfigError
@@ -32,10 +33,16 @@ def show(
 
     Example: barrel-inference show smollm2:135m
     """
+    asked = {"modelfile": modelfile, "parameters": parameters, "template": template, "system": system}
+    only = [name for name, wanted in (asked | {"license": license}).items() if wanted]
+    if len(only) > 1:
+        raise ConfigError("only one of --modelfile, --parameters, --template, --system, --license", option="show")
+    if (server := remote.named()) is not None:
+        found = server.ask("POST", "/api/show", {"model": model, "verbose": verbose})
+        _tell(found, only[0] if only else None, json)
+        return
     models = registry()
     manifest = models.resolve(model)
-    if sum((modelfile, parameters, template, system, license)) > 1:
-        raise ConfigError("only one of --modelfile, --parameters, --template, --system, --license", option="show")
     if json:
         print_json(_as_json(models, manifest, verbose))
     elif modelfile:
@@ -50,6 +57,36 @@ def show(
         typer.echo("\n".join(manifest.license))
     else:
         typer.echo(_text(models, manifest, verbose))
+
+
+def _tell(found: dict[str, Any], only: str | None, json: bool) -> None:
+    """As a server tells it."""
+    if json:
+        print_json(found)
+    elif only:
+        typer.echo(found.get(only) or "")
+    else:
+        details, info = found["details"], found["model_info"]
+        shown = {
+            "architecture": details["family"],
+            "parameters": details["parameter_size"],
+            "context length": details.get("context_length", ""),
+            "embedding length": details.get("embedding_length", ""),
+            "quantization": details["quantization_level"],
+        }
+        parts = [_section("Model", [f"{name:<20} {value}" for name, value in shown.items()])]
+        parts.append(_section("Capabilities", list(found["capabilities"])))
+        parts += [
+            _section(title, found[name].splitlines())
+            for title, name in (("Parameters", "parameters"), ("System", "system"))
+            if found.get(name)
+        ]
+        if "tensors" in found:
+            parts.append(_section("Metadata", [f"{key:<44} {str(value)[:60]!r}" for key, value in info.items()]))
+            parts.append(
+                _section("Tensors", [f"{t['name']:<40} {t['type']:<8} {t['shape']}" for t in found["tensors"]])
+            )
+        typer.echo("\n\n".join(parts))
 
 
 def parameter_lines(parameters: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry
 from barrel_inference.cli.report import EXIT_FAILED, Json, print_json
 
@@ -22,6 +23,7 @@ def verify(
 
     Example: barrel-inference verify smollm2:135m
     """
+    remote.only_here("verify")
     results = []
     for result in registry().verify(models or ()):
         results.append(result)

@@ -56,7 +56,8 @@ class Installing:
         record.current().model = name
         if parse_spec(name).scheme == "file" and not self._local_files:
             raise InvalidNameError("invalid model name: files are pulled on the machine of the server only")
-        return _progress(self._registry.pull(name, insecure=bool(body.insecure)), body.stream)
+        own_name = body.name if body.model and body.name != body.model else None  # ours: what to call it here
+        return _progress(self._registry.pull(name, name=own_name, insecure=bool(body.insecure)), body.stream)
 
     async def push(self, request: Request) -> Response:
         await read(request, wire.TransferRequest)

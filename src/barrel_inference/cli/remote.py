@@ -1,0 +1,32 @@
+"""The server that BARREL_INFERENCE_HOST names, for the commands that without it work on this machine's files. Owns
+nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from barrel_inference.cli.client import Client
+from barrel_inference.errors import UnsupportedError
+from barrel_inference.server.environment import ENV_HOST
+
+
+def named(environ: Mapping[str, str] = os.environ) -> Client | None:
+    """None when no server is named: this machine's own models are meant, and need none."""
+    return Client(environ=environ) if environ.get(ENV_HOST) else None
+
+
+def only_here(command: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Raises UnsupportedError for a command that would not do what is expected while a server is named."""
+    if environ.get(ENV_HOST):
+        raise UnsupportedError(
+            f"{command} works on files of this machine, not on the server that {ENV_HOST} names: "
+            f"unset {ENV_HOST}, or run it there"
+        )
+
+
+async def events(client: Client, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """What a long job of the server tells."""
+    for event in client.lines(path, dict(body)):
+        yield event

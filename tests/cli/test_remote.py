@@ -1,0 +1,119 @@
+"""With BARREL_INFERENCE_HOST the model commands ask that server, and touch nothing of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from barrel_inference.cli.report import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE
+from tests.registry.weights import model as weights
+from tests.server.harness import RunningServer
+
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
+STUB = {"stub": {"backend": "stub", "context_opts": {"n_ctx": 512}}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with RunningServer(tmp_path_factory.mktemp("server"), models=STUB) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "tiny.gguf"
+    path.write_bytes(weights())
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(server: RunningServer, home: Path, file: Path) -> Run:
+    environ = {**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(home), "BARREL_INFERENCE_HOST": server.url}
+
+    def command(*arguments: str, host: str = server.url) -> Done:
+        return subprocess.run(
+            [sys.executable, "-m", "barrel_inference.cli.main", *arguments],
+            env=environ | {"BARREL_INFERENCE_HOST": host},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    assert command("pull", str(file), "--name", "tiny").returncode == 0
+    return command
+
+
+def told(done: Done) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_list(run: Run) -> None:
+    names = {model["name"] for model in told(run("list", "--json"))["models"]}
+    assert {"tiny:latest", "stub:latest"} <= names
+    lines = run("list", "tin").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["NAME", "tiny:latest"]
+
+
+def test_show(run: Run) -> None:
+    assert told(run("show", "tiny", "--json"))["details"]["format"] == "gguf"
+    assert "architecture" in run("show", "tiny").stdout
+    assert "FROM" in run("show", "tiny", "--modelfile").stdout
+
+
+def test_copy_edit_create_and_remove(run: Run, tmp_path: Path) -> None:
+    assert told(run("cp", "tiny", "second", "--json"))["destination"] == "second"
+    assert "temperature" in run("edit", "second", "temperature=0.5").stdout
+    assert told(run("edit", "second", "--unset", "temperature", "--json"))["parameters"] == {}
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text("FROM tiny\nSYSTEM Arr.\n")
+    assert run("create", "pirate", "-f", str(modelfile)).returncode == 0
+    assert run("show", "pirate", "--system").stdout == "Arr.\n"
+    assert run("rm", "second", "pirate").stdout == "deleted 'second'\ndeleted 'pirate'\n"
+    assert told(run("gc", "--dry-run", "--json"))["dry_run"] is True
+    assert told(run("ps", "--json")) == {"models": []}
+
+
+def test_a_modelfile_cannot_name_files_of_this_machine(run: Run, file: Path, tmp_path: Path) -> None:
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text(f"FROM {file}\n")
+    done = run("create", "mine", "-f", str(modelfile))
+    assert done.returncode != 0 and done.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_what_is_only_here_says_so(run: Run) -> None:
+    done = run("verify")
+    assert done.returncode == EXIT_REFUSED
+    assert "unset BARREL_INFERENCE_HOST" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("show", "nobody"), ("rm", "nobody"), ("cp", "nobody", "x"), ("edit", "nobody")])
+def test_an_unknown_model(run: Run, command: tuple[str, ...]) -> None:
+    done = run(*command)
+    assert done.returncode == EXIT_NOT_FOUND
+    assert "not found" in done.stderr and "barrel-inference pull" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("list",), ("show", "x"), ("pull", "x"), ("rm", "x"), ("gc",), ("ps",)])
+def test_a_server_that_is_not_there(run: Run, command: tuple[str, ...]) -> None:
+    done = run(*command, host="127.0.0.1:9")
+    assert done.returncode == EXIT_UNREACHABLE
+    assert "no server at http://127.0.0.1:9" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_nothing_was_done_on_this_machine(run: Run, home: Path) -> None:
+    assert [path for path in home.rglob("*") if path.is_file()] == []
