@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from barrel_inference.cli.demo import Step, prompt, table
+from barrel_inference.cli.demo import Step, compared, prompt
 
 
 def _step(name: str, seconds: float, text: str = "salt") -> Step:
@@ -15,10 +15,10 @@ def test_the_prompt_is_long_and_always_the_same() -> None:
 
 
 def test_the_table_compares_with_the_cold_answer() -> None:
-    lines = table([_step("cold", 8.0), _step("again", 0.04)]).splitlines()
+    lines = compared([_step("cold", 8.0), _step("again", 0.04)]).splitlines()
     assert lines[1].split("  ")[0] == "cold" and "1 ×" in lines[1]
     assert "0.040 s" in lines[2] and "200 ×" in lines[2] and "yes" in lines[2]
 
 
 def test_the_table_does_not_hide_another_text() -> None:
-    assert "NO" in table([_step("cold", 8.0), _step("again", 0.04, text="tea")]).splitlines()[2]
+    assert "NO" in compared([_step("cold", 8.0), _step("again", 0.04, text="tea")]).splitlines()[2]

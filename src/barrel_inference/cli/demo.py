@@ -22,7 +22,7 @@ import typer
 from barrel_inference.aio import AsyncModel
 from barrel_inference.chat.events import Content
 from barrel_inference.cli import local
-from barrel_inference.cli.report import EXIT_FAILED, Json, print_json
+from barrel_inference.cli.report import EXIT_FAILED, Json, print_json, table
 from barrel_inference.config import RuntimeConfig, TierSpec
 from barrel_inference.errors import WorkerDiedError
 from barrel_inference.types import Completion
@@ -32,6 +32,7 @@ N_CTX = 4096
 ANSWER_TOKENS = 48
 RESPAWN_TIMEOUT_S = 60.0
 RESULT = "restarted.json"
+HEAD = ("asked", "prefix from", "restored", "prefilled", "first token", "speed-up", "same text")
 
 ENTRIES = 62  # about 2,400 tokens with every tokenizer
 SHIPS = ("Heron", "Kittiwake", "Avocet", "Petrel", "Curlew", "Dunlin", "Plover")
@@ -75,7 +76,7 @@ def demo(
     if json:
         print_json(steps)
     else:
-        typer.echo("\n" + table(steps))
+        typer.echo("\n" + compared(steps))
     if any(step.text != steps[0].text for step in steps):
         raise typer.Exit(EXIT_FAILED)
 
@@ -154,8 +155,8 @@ def prompt() -> str:
     return "Read this harbour log.\n\n" + "\n".join(lines) + "\n\nSay in two sentences what it is about."
 
 
-def table(steps: list[Step]) -> str:
-    head = ("asked", "prefix from", "restored", "prefilled", "first token", "speed-up", "same text")
+def compared(steps: list[Step]) -> str:
+    """A line for each answer, beside the first."""
     cold_s, text = steps[0].first_token_s, steps[0].text
     rows = [
         (
@@ -169,7 +170,4 @@ def table(steps: list[Step]) -> str:
         )
         for step in steps
     ]
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)) for row in (head, *rows)
-    )
+    return table([HEAD, *rows])

@@ -8,8 +8,7 @@ import typer
 
 from barrel_inference.cli.client import Client
 from barrel_inference.cli.installed import relative
-from barrel_inference.cli.list import table
-from barrel_inference.cli.report import Json, human_bytes, print_json
+from barrel_inference.cli.report import Json, human_bytes, print_json, table
 
 HEAD = ("NAME", "SIZE", "DIGEST", "CONTEXT", "REQUESTS", "UNTIL")
 

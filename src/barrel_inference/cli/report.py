@@ -78,6 +78,13 @@ def _whole(value: Any) -> Any:
             return value
 
 
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Columns as wide as their widest cell."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def counted(count: int, noun: str) -> str:
     """1 -> '1 object', 1200 -> '1,200 objects'."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from barrel_inference.cli.installed import registry
-from barrel_inference.cli.list import table
-from barrel_inference.cli.report import Json, print_json
+from barrel_inference.cli.report import Json, print_json, table
 
 
 def register(app: typer.Typer) -> None:

@@ -7,8 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from barrel_inference.cli.list import table
-from barrel_inference.cli.report import human_bytes
+from barrel_inference.cli.report import human_bytes, table
 from barrel_inference.errors import ConfigError
 from barrel_inference.options import nearest
 from barrel_inference.registry.modelfile.parameters import PARAMETERS
