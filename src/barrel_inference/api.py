@@ -378,5 +378,5 @@ def stream(model_id: str, prompt: Prompt, **options: Any) -> Stream:
 
 
 def start_tier(name: str, kind: TierKind, path: str | os.PathLike[str], quota_bytes: int) -> TierInfo:
-    """Open a directory as a tier that later loads may save to (``tier=kind, tier_srv=name``)."""
+    """Open a directory as a tier that later loads read from and may save to (``tier=kind, tier_srv=name``)."""
     return runtime().start_tier(name, kind, path, quota_bytes)

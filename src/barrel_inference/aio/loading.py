@@ -130,6 +130,9 @@ def resolve(model_id: str, arguments: LoadArguments, cwd_path: Path | None, fing
         info = gguf.read(cwd_path)
         fingerprint = fingerprints.of_model(info.shards, arguments.fingerprint_mode, arguments.fingerprint)
     lora = [(absolute(path), scale) for path, scale in arguments.lora]
+    if arguments.backend == "llama":
+        for path, _scale in lora:
+            _check_adapter(path)
     return LoadOptions(
         id=model_id,
         backend=arguments.backend,
@@ -149,3 +152,10 @@ def resolve(model_id: str, arguments: LoadArguments, cwd_path: Path | None, fing
         thinking_markers=arguments.thinking_markers,
         stub=arguments.stub,
     )
+
+
+def _check_adapter(path: Path) -> None:
+    """Before llama.cpp sees it: as bounded a look as at the model itself."""
+    header, _size = gguf.read_file(path)
+    if header.metadata.get("general.type") != "adapter" or header.metadata.get("adapter.type") != "lora":
+        raise ModelFileError(f"{path.name}: a GGUF, but no LoRA adapter", path=str(path))

@@ -194,7 +194,8 @@ class AsyncRuntime:
     # ---- tiers and cache
 
     def start_tier(self, name: str, kind: TierKind, path: str | os.PathLike[str], quota_bytes: int) -> TierInfo:
-        """Open a directory as a tier that later loads may save to. Raises ConfigError or TierUnusableError."""
+        """Open a directory as a tier that later loads read from and may save to; models that are loaded already keep
+        the tiers they were loaded with. Raises ConfigError or TierUnusableError."""
         from barrel_inference.aio import loading
 
         values = {"name": name, "kind": kind, "path": loading.text(path), "quota_bytes": quota_bytes}
