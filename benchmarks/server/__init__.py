@@ -53,11 +53,9 @@ async def measure(chosen: Setting) -> list[Table]:
         if name in wanted:
             for what, taken in (await measured(chosen)).items():
                 values[what][Ours.name] = taken
-    table = Table(
-        "server", "How does the server do beside llama-server?", [_row(what, values[what]) for what in values]
-    )
-    table.reading = _setting(chosen, binary)
-    return [table]
+    rows = [row(what, by_whom) for what, by_whom in values.items()]
+    name = "_".join(("server", *chosen.only))  # a part does not replace the whole
+    return [Table(name, "How does the server do beside llama-server?", rows, _setting(chosen, binary))]
 
 
 @asynccontextmanager
@@ -90,11 +88,11 @@ async def _take_turns(figures: list[Figure], subjects: list[Subject], rounds: in
                     values[what][subject.peer.name].append(value)
 
 
-def _row(what: str, by_whom: Mapping[str, list[float]]) -> dict[str, Any]:
+def row(what: str, by_whom: Mapping[str, list[float]]) -> dict[str, Any]:
     """The ratio is taken within each turn, since the machine is not the same from minute to minute."""
     ours, theirs = by_whom[Ours.name], by_whom.get(Theirs.name, [])
     ratios = spread([one / other for one, other in zip(ours, theirs, strict=True)]) if theirs else None
-    row: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "what": what,
         "ours": spread(ours),
         "llama-server": spread(theirs) if theirs else "",
@@ -102,12 +100,12 @@ def _row(what: str, by_whom: Mapping[str, list[float]]) -> dict[str, Any]:
     }
     if what in OWN_LIMITS:
         limit = OWN_LIMITS[what]
-        return row | {"aim": f"ours < {limit:g}", "reached": _yes(spread(ours).median < limit)}
+        return shown | {"aim": f"ours < {limit:g}", "reached": _yes(spread(ours).median < limit)}
     if what in RATIOS and ratios is not None:
         sense, wanted = RATIOS[what]
         reached = ratios.median >= wanted if sense == "least" else ratios.median <= wanted
-        return row | {"aim": f"{'≥' if sense == 'least' else '≤'} {wanted:g} ×", "reached": _yes(reached)}
-    return row | {"aim": "", "reached": ""}
+        return shown | {"aim": f"{'≥' if sense == 'least' else '≤'} {wanted:g} ×", "reached": _yes(reached)}
+    return shown | {"aim": "", "reached": ""}
 
 
 def _yes(reached: bool) -> str:

@@ -22,7 +22,7 @@ class Sizes:
     prompt: int = 2000
     decode: int = 128
     head: int = 1500
-    document: int = 250  # of a conversation, words
+    document: int = 150  # of a conversation, words
     warm: int = 32  # pieces of a stream before another request comes
 
 
@@ -101,7 +101,7 @@ async def heads(subject: Subject, turn: int) -> dict[str, float]:
 
 
 async def conversations(subject: Subject, turn: int) -> dict[str, float]:
-    """Twelve at once, each with a document of its own; every question comes as soon as the last was answered."""
+    """Twelve at once on four sequences, each with a document of its own and its questions one after the other."""
     began = time.perf_counter()
     talks = await asyncio.gather(*(_talk(subject, turn * 1000 + i) for i in range(CONVERSATIONS)))
     later = [reply for talk in talks for reply in talk[1:]]

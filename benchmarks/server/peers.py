@@ -54,7 +54,8 @@ class Ours:
             self._command += ["--preload", MODEL, "--keep-alive", "-1"]
         self._environment = {
             **os.environ,
-            "XDG_CACHE_HOME": str(folder),  # a store of its own
+            "XDG_CACHE_HOME": str(folder),  # a store of its own, and nobody's settings
+            "XDG_CONFIG_HOME": str(folder),
             "BARREL_INFERENCE_SERVER_MODELS": json.dumps(models),
         }
         self.process: subprocess.Popen[bytes] | None = None
