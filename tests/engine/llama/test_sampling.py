@@ -25,7 +25,6 @@ Logits = NDArray[np.float32]
 
 
 class Vocabulary:
-    pointer = None
     n_tokens = N_VOCAB
     eog_tokens = frozenset({EOG})
 
@@ -242,3 +241,22 @@ def test_dry_ends_a_repetition_and_breakers_allow_it(smol: LlamaBackend) -> None
     assert best_after([*words, *words[:2]], dry_last_n=2) == words[2]
     assert best_after([*words, *words[:2]], dry_breakers=("two",)) == words[2]
     assert best_after(words[:2], dry_breakers=("", "\ud800", "x" * 40), dry_last_n=2**31 - 1) == words[2]
+
+
+@pytest.mark.model
+def test_dry_samplers_are_made_once_and_share_no_history(smol: LlamaBackend) -> None:
+    """However many requests with however many settings come and go."""
+    words = smol.tokenize(b" one two three", add_special=False, parse_special=False)
+    logits = np.zeros(smol.info.n_vocab, np.float32)
+    logits[words[2]] = 5.0
+    repeated = neutral(temperature=0, dry_multiplier=10.0, dry_allowed_length=1)
+    for n in range(1, 21):
+        other = smol.sampler(neutral(temperature=0, dry_multiplier=float(n), dry_breakers=()), seed=1)
+        first, second = smol.sampler(repeated, seed=1), smol.sampler(repeated, seed=1)
+        for token in [*words, *words[:2]]:
+            first.accept(token)
+            other.accept(token)
+        assert first.sample(logits, 0) != words[2]
+        assert second.sample(logits, 0) == words[2]
+        for sampler in (first, second, other):
+            sampler.close()

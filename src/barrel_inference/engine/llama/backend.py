@@ -20,7 +20,7 @@ from barrel_inference.engine.llama.binding import float_view, lib, log_tail
 from barrel_inference.engine.llama.context import open_context
 from barrel_inference.engine.llama.embedding import embed
 from barrel_inference.engine.llama.facts import read_info
-from barrel_inference.engine.llama.sampling import Candidates, LlamaSampler
+from barrel_inference.engine.llama.sampling import Candidates, DrySamplers, LlamaSampler
 from barrel_inference.engine.llama.vocabulary import Vocabulary
 from barrel_inference.engine.llama.watchdog import Watchdog
 from barrel_inference.engine.llama.weights import Weights
@@ -43,6 +43,7 @@ class LlamaBackend:
         self._residency.advise()
         self._weights = Weights(options, model_opts, on_progress)
         self._vocabulary = Vocabulary(self._weights.vocab)
+        self._dry = DrySamplers(self._weights.vocab)
         self._watchdog = Watchdog()
         self._context: Any = None
         self._memory: Any = None
@@ -140,7 +141,7 @@ class LlamaBackend:
         return view
 
     def sampler(self, sampling: Sampling, seed: int) -> Sampler:
-        return LlamaSampler(sampling, seed, self._vocabulary, self._candidates, n_ctx=self.info.n_ctx)
+        return LlamaSampler(sampling, seed, self._vocabulary, self._candidates, n_ctx=self.info.n_ctx, dry=self._dry)
 
     def embed(self, inputs: list[list[int]]) -> list[NDArray[np.float32]]:
         if self._context is None:
@@ -204,6 +205,7 @@ class LlamaBackend:
     def close(self) -> None:
         self._watchdog.close()
         self._residency.close()
+        self._dry.close()
         if self._context is not None:
             lib.llama_free(self._context)
             self._context = None

@@ -1,6 +1,7 @@
 """llama.cpp's own samplers, in the order of types.Sampling, with randomness that depends on (seed, output index) only.
 
-Owner of the candidate array: the engine thread; it is filled anew for each token and shared by all samplers.
+Owner of the candidate array, which is filled anew for each token and shared by all samplers, and of the DRY samplers
+that are kept: the engine thread.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from barrel_inference.errors import DecodeError
 from barrel_inference.types import Sampling
 
 _MASK64 = (1 << 64) - 1
+_MAX_DRY = 8
 _MOST = 1e30  # a bias that no logit outweighs, and that adds up to no infinity in 32 bits
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
@@ -30,10 +32,6 @@ def token_seed(seed: int, index: int) -> int:
 
 class SampledVocabulary(Protocol):
     """What a sampler needs to know of a vocabulary (the stub has one too)."""
-
-    @property
-    def pointer(self) -> Any:
-        """llama.cpp's vocabulary, for DRY; None switches DRY off."""
 
     @property
     def n_tokens(self) -> int: ...
@@ -64,11 +62,52 @@ class Candidates:
         return int(self.array.data[self.array.selected].id)
 
 
+class DrySamplers:
+    """DRY samplers to clone. A new one looks for its breakers in every token of the vocabulary, for tens of
+    milliseconds; most requests ask for the same."""
+
+    def __init__(self, vocabulary: Any) -> None:
+        self._vocabulary = vocabulary
+        self._kept: dict[tuple[Any, ...], Any] = {}  # the last used ones, in that order
+
+    def make(self, s: Sampling, last_n: int) -> Any:
+        """A new one, without history; the caller's to free."""
+        key = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, last_n, s.dry_breakers)
+        sampler = self._kept.pop(key, None) or self._init(s, last_n)
+        self._kept[key] = sampler
+        if len(self._kept) > _MAX_DRY:
+            lib.llama_sampler_free(self._kept.pop(next(iter(self._kept))))
+        return lib.llama_sampler_clone(sampler)
+
+    def _init(self, s: Sampling, last_n: int) -> Any:
+        breakers = (ctypes.c_char_p * len(s.dry_breakers))(*(text.encode(errors="replace") for text in s.dry_breakers))
+        return lib.llama_sampler_init_dry(
+            self._vocabulary,
+            s.dry_multiplier,
+            s.dry_base,
+            s.dry_allowed_length,
+            last_n,
+            ctypes.cast(breakers, ctypes.POINTER(ctypes.c_char_p)),
+            len(s.dry_breakers),
+        )
+
+    def close(self) -> None:
+        while self._kept:
+            lib.llama_sampler_free(self._kept.popitem()[1])
+
+
 class LlamaSampler:
-    """The chain of one request. ``close`` frees it."""
+    """The chain of one request. ``close`` frees it. Without ``dry`` the DRY options have no effect."""
 
     def __init__(
-        self, sampling: Sampling, seed: int, vocabulary: SampledVocabulary, candidates: Candidates, *, n_ctx: int
+        self,
+        sampling: Sampling,
+        seed: int,
+        vocabulary: SampledVocabulary,
+        candidates: Candidates,
+        *,
+        n_ctx: int,
+        dry: DrySamplers | None = None,
     ) -> None:
         self.stateful = sampling.mirostat != 0
         self._sampling = sampling
@@ -77,7 +116,7 @@ class LlamaSampler:
         self._filters = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         self._remembers = False  # penalties or DRY: they need to see every token
         self._bias = _bias(sampling, vocabulary)
-        self._add_history(vocabulary, n_ctx)
+        self._add_history(vocabulary.n_tokens, n_ctx, dry)
         self._greedy = sampling.temperature <= 0
         self._plain = self._greedy and not (self._remembers or self.stateful)
         if self.stateful:
@@ -126,8 +165,8 @@ class LlamaSampler:
     def _add(self, sampler: Any) -> None:
         lib.llama_sampler_chain_add(self._filters, sampler)
 
-    def _add_history(self, vocabulary: SampledVocabulary, n_ctx: int) -> None:
-        s, n_vocab = self._sampling, vocabulary.n_tokens
+    def _add_history(self, n_vocab: int, n_ctx: int, dry: DrySamplers | None) -> None:
+        s = self._sampling
         if s.repeat_last_n and (s.repeat_penalty != 1.0 or s.presence_penalty or s.frequency_penalty):
             last_n = _window(s.repeat_last_n, n_ctx)
             self._add(
@@ -136,22 +175,8 @@ class LlamaSampler:
                 )
             )
             self._remembers = True
-        if s.dry_multiplier > 0 and s.dry_last_n and vocabulary.pointer:
-            last_n = _window(s.dry_last_n, n_ctx)
-            breakers = (ctypes.c_char_p * len(s.dry_breakers))(
-                *(text.encode(errors="replace") for text in s.dry_breakers)
-            )
-            self._add(
-                lib.llama_sampler_init_dry(
-                    vocabulary.pointer,
-                    s.dry_multiplier,
-                    s.dry_base,
-                    s.dry_allowed_length,
-                    last_n,
-                    ctypes.cast(breakers, ctypes.POINTER(ctypes.c_char_p)),
-                    len(s.dry_breakers),
-                )
-            )
+        if dry and s.dry_multiplier > 0 and s.dry_last_n:
+            self._add(dry.make(s, _window(s.dry_last_n, n_ctx)))
             self._remembers = True
 
     def _add_mirostat(self, n_vocab: int) -> None:

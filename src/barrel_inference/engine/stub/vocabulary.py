@@ -23,7 +23,6 @@ _TOKEN_OF = {PIECES[token]: token for token in range(FIRST_WORD, FIRST_SPECIAL)}
 
 
 class StubVocabulary:
-    pointer = None  # llama.cpp's; the DRY sampler would need one
     n_tokens = N_VOCAB
     bos = FIRST_SPECIAL
     eos = FIRST_SPECIAL + 1
