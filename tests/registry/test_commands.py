@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from tests.registry.conftest import eventually
@@ -57,8 +58,10 @@ def test_a_day_with_models(shell: Shell) -> None:
     assert shell.ok("show", "tiny", "--system") == "Be kind.\n"
     assert "Tensors" in shell.ok("show", "tiny", "-v")
     assert shell.ok("cp", "tiny", "me/copy:v1") == "copied 'tiny' to 'me/copy:v1'\n"
+    code, out, err = shell.run("edit", "me/copy:v1", "num_ctx=9000")
+    assert (code, out.split(), err) == (0, ["num_ctx", "9000"], "num_ctx 9000 is capped at 4096 (max_context_size)\n")
     assert "top_k" in shell.ok("edit", "me/copy:v1", "top_k=5", "stop=a", "stop=b")
-    assert shell.ok("show", "me/copy:v1", "--parameters").split() == ["top_k", "5", "stop", '"a"', "stop", '"b"']
+    assert shell.ok("show", "me/copy:v1", "--parameters").split()[2:] == ["top_k", "5", "stop", '"a"', "stop", '"b"']
     modelfile = shell.ok("show", "me/copy:v1", "--modelfile")
     assert "FROM me/copy:v1\n" in modelfile and "PARAMETER stop b\n" in modelfile
     assert "ok" in shell.ok("verify")
@@ -106,7 +109,7 @@ def test_create(shell: Shell, tmp_path: Path) -> None:
         (("pull", "../x"), 3, "no such file"),
         (("pull", "a b"), 1, "invalid model name"),
         (("edit", "nope", "top_k"), 2, "not of the form name=value"),
-        (("show", "nope", "--system", "--license"), 3, "not found"),
+        (("show", "nope", "--system", "--license"), 2, "only one of"),
     ],
 )
 def test_errors_are_one_line(shell: Shell, arguments: tuple[str, ...], code: int, words: str) -> None:
@@ -131,6 +134,27 @@ async def test_ctrl_c_leaves_a_part_and_says_so(shell: Shell, hub: Hub) -> None:
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert err.splitlines()[-1] == "interrupted: what has arrived is kept, and the same command goes on from there"
+    hub.bytes_per_s, sent = None, hub.sent_bytes
+    assert shell.run("pull", "big")[0] == 0
+    assert hub.sent_bytes - sent < len(content)
+
+
+def test_bars_on_a_terminal(shell: Shell, hub: Hub) -> None:
+    """At a rate that leaves the bar there for as long as it takes to look."""
+    content = model(8 << 20, 4)
+    hub.ollama("library/big", [("model", content)])
+    hub.bytes_per_s = 1e5
+    command = ["-m", "barrel_inference.cli.main", "pull", "big"]
+    terminal = pexpect.spawn(sys.executable, command, env=shell.environ, dimensions=(24, 120), timeout=120)
+    terminal.expect(r"pulling sha256:[0-9a-f]+")
+    terminal.expect(r"[\d.]+/8\.4 MB")  # how far
+    terminal.expect(r"[\d.]+ [kM]B/s")  # how fast
+    terminal.expect(r"\d:\d\d:\d\d")  # how long still
+    terminal.sendintr()
+    terminal.expect("interrupted: what has arrived is kept, and the same command goes on from there")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 130
     hub.bytes_per_s, sent = None, hub.sent_bytes
     assert shell.run("pull", "big")[0] == 0
     assert hub.sent_bytes - sent < len(content)

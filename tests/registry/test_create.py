@@ -13,6 +13,7 @@ from barrel_inference.errors import (
     BarrelError,
     DigestMismatchError,
     InvalidNameError,
+    ModelFileError,
     ModelfileError,
     ModelNotFoundError,
     TemplateError,
@@ -71,6 +72,35 @@ async def test_from_a_file_beside_the_modelfile(registry: Registry, tmp_path: Pa
         assert registry.resolve("mine").digest == DIGEST
 
 
+async def test_from_a_directory(registry: Registry, tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    request = {"modelfile": "FROM ./weights", "directory": str(tmp_path)}
+    with pytest.raises(ModelFileError, match="a directory without a GGUF file"):
+        await create(registry, "mine", **request)
+    (folder / "model.safetensors").write_bytes(b"x")
+    for source in ("./weights", "weights"):
+        with pytest.raises(ModelFileError, match="not GGUF; convert it first"):
+            await create(registry, "mine", modelfile=f"FROM {source}", directory=str(tmp_path))
+    (folder / "w.gguf").write_bytes(CONTENT)
+    (folder / "mmproj-w.gguf").write_bytes(model(100, 1, **{"general.type": "mmproj"}))
+    await create(registry, "mine", **request)
+    assert registry.resolve("mine").digest == DIGEST
+    for number, part in enumerate(shards(2), 1):
+        (folder / f"m-{number:05d}-of-00002.gguf").write_bytes(part)
+    with pytest.raises(ModelFileError, match=r"several models, name one: m-00001-of-00002\.gguf, w\.gguf"):
+        await create(registry, "mine", **request)
+    (folder / "w.gguf").unlink()
+    await create(registry, "mine", **request)
+    assert len(registry.resolve("mine").shards) == 2
+
+
+async def test_a_directory_that_merely_has_the_name_of_a_model(registry: Registry, base: str, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    await create(registry, "mine", modelfile="FROM base", directory=str(tmp_path))
+    assert registry.resolve("mine").system == "Be kind."
+
+
 async def test_from_a_split_file_with_projector_and_adapter(registry: Registry, tmp_path: Path) -> None:
     for number, part in enumerate(shards(2), 1):
         (tmp_path / f"m-{number:05d}-of-00002.gguf").write_bytes(part)
@@ -121,7 +151,9 @@ async def test_from_a_model_that_has_to_be_pulled(hub: Hub, registry: Registry) 
         ({"modelfile": "FROM base\nEXPOSE 80"}, ModelfileError, "line 2"),
         ({"modelfile": "FROM base\nFROM base"}, ModelfileError, "exactly one model"),
         ({"from_": "base", "quantize": "q4_0"}, UnsupportedError, "quantiz"),
-        ({"from_": "base", "template": "{{ .X"}, TemplateError, "unexpected"),
+        ({"from_": "base", "template": "{{ .X"}, TemplateError, r"^line 1: unexpected"),
+        ({"modelfile": "FROM base\n\nTEMPLATE {{ .X"}, TemplateError, r"^\(line 3\): .*unexpected"),
+        ({"modelfile": 'FROM base\nTEMPLATE """a\n{% if %}"""'}, TemplateError, r"^\(line 2\): template error: line 2"),
         ({"from_": "base", "parameters": {"temprature": 1}}, ModelfileError, "did you mean temperature"),
         ({"from_": "base", "messages": [{"role": "bot", "content": "x"}]}, ModelfileError, "role"),
         ({"from_": "./w.gguf"}, InvalidNameError, "FROM names a path"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import json
 import os
 import random
 import subprocess
@@ -67,6 +68,17 @@ async def test_a_second_pull_fetches_nothing(hub: Hub, registry: Registry) -> No
     assert (await pull(registry, "hf.co/Org/Repo:latest"))[-1] == {"status": "success"}
     assert len(hub.requests_for("/cdn/Org/Repo/m.gguf")) == before
     assert len(registry.list().manifests) == 2 and len(blobs(registry)) == 1
+
+
+async def test_a_pull_of_the_same_again_keeps_unknown_fields_and_undoes_edits(hub: Hub, registry: Registry) -> None:
+    hub.ollama("library/tiny", [("model", CONTENT), ("params", b'{"top_k":7}')])
+    await pull(registry, "tiny")
+    path = registry.root / "manifests" / "tiny" / "latest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "from_the_future": [1]}))
+    registry.edit("tiny", parameters={"top_k": 1, "seed": 5})
+    await pull(registry, "tiny")
+    assert registry.resolve("tiny").parameters == {"top_k": 7}
+    assert json.loads(path.read_text())["from_the_future"] == [1]
 
 
 async def test_the_quantization_asked_for(hub: Hub, registry: Registry) -> None:

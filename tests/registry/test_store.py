@@ -109,9 +109,9 @@ def test_a_thousand_manifests(store: Store) -> None:
         path = store.path(parse_name(f"org/model-{number}"))
         path.parent.mkdir()
         path.write_bytes(encode(manifest(f"org/model-{number}", chat_template=template)))
-    began = time.perf_counter()
+    began = time.process_time()  # of this process: others may be busy
     assert len(store.list().manifests) == 1000
-    assert time.perf_counter() - began < 2  # 0.05 s on a calm machine, see benchmarks/results/registry.md
+    assert time.process_time() - began < 2  # 0.05 s on a calm machine, see benchmarks/results/registry.md
 
 
 def test_writes_leave_no_temporary_files(store: Store) -> None:

@@ -227,10 +227,12 @@ class _Handler(BaseHTTPRequestHandler):
                 if hub.sent_bytes + len(block) <= hub.allowance():
                     self.wfile.write(block)
                     hub.sent_bytes += len(block)
-                    return
+                    break
             time.sleep(0.001)
-        self.wfile.write(block)
-        self._count(len(block))
+        else:
+            self.wfile.write(block)
+            self._count(len(block))
+        self._pace(len(block))
 
     def _client_left(self) -> bool:
         readable = select.select([self.connection], [], [], 0)[0]
@@ -242,6 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
                 block = body[start : start + BLOCK]
                 self.wfile.write(f"{len(block):x}\r\n".encode() + block + b"\r\n")
                 self._count(len(block))
+                self._pace(len(block))
             if not endless or self.server.hub.closing.is_set():
                 break
         self.wfile.write(b"0\r\n\r\n")
@@ -250,8 +253,10 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.server.hub
         with hub.lock:
             hub.sent_bytes += n_bytes
-        if hub.bytes_per_s:
-            time.sleep(n_bytes / hub.bytes_per_s)
+
+    def _pace(self, n_bytes: int) -> None:
+        if bytes_per_s := self.server.hub.bytes_per_s:
+            time.sleep(n_bytes / bytes_per_s)
 
 
 def _next_fault(resource: Resource) -> Fault:

@@ -20,13 +20,21 @@ BINARY = "docker-registry"
 HTPASSWD = "user:$2b$05$mzwwUFRSdNMZ.EglSp21ye54ECSP4xJqECaylTCiPE91qhxgQ4JlW\n"
 
 
-def find() -> str | None:
-    """The program; installed with apt where that is possible."""
+class MissingError(Exception):
+    """Why there is no registry to test with."""
+
+
+def find() -> str:
+    """The program; installed with apt where that is possible, else ``MissingError``."""
     if found := shutil.which(BINARY):
         return found
-    if apt := shutil.which("apt-get"):
-        subprocess.run([apt, "install", "-y", BINARY], capture_output=True)
-    return shutil.which(BINARY)
+    if (apt := shutil.which("apt-get")) is None:
+        raise MissingError(f"{BINARY} is not installed, and there is no apt to install it")
+    done = subprocess.run([apt, "install", "-y", BINARY], capture_output=True, text=True)
+    if found := shutil.which(BINARY):
+        return found
+    reason = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    raise MissingError(f"apt cannot install {BINARY}: {reason}")
 
 
 class OciRegistry:

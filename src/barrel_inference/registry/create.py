@@ -9,17 +9,32 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from barrel_inference.errors import InvalidNameError, ModelfileError, ModelNotFoundError, PullError, UnsupportedError
+from barrel_inference.errors import (
+    InvalidNameError,
+    ModelfileError,
+    ModelNotFoundError,
+    PullError,
+    TemplateError,
+    UnsupportedError,
+)
 from barrel_inference.registry import gguf, gotemplate
 from barrel_inference.registry.download.network import Network
 from barrel_inference.registry.files import absolute
 from barrel_inference.registry.install import Brought, Installation, OnStatus
 from barrel_inference.registry.manifest import Manifest, timestamp
-from barrel_inference.registry.modelfile import ROLES, Modelfile, check_parameters, loader_options, parse
+from barrel_inference.registry.modelfile import (
+    ROLES,
+    Modelfile,
+    cap_note,
+    check_parameters,
+    line_of,
+    loader_options,
+    parse,
+)
 from barrel_inference.registry.names import ModelName, is_path, parse_digest, parse_spec
 from barrel_inference.registry.pull import describe_model, lay_out, policy
 from barrel_inference.registry.sources import Artifact
-from barrel_inference.registry.sources.file import model_files
+from barrel_inference.registry.sources.file import holds_weights, model_files
 from barrel_inference.registry.store import Ground
 
 PullBase = Callable[[str], Awaitable[None]]
@@ -56,7 +71,8 @@ async def create(
     async with Installation(ground, status) as installation, Network(policy(ground, request.insecure)) as network:
         builder = _Builder(ground, installation, network, request, pull_base)
         manifest = await builder.build(name, modelfile)
-        _tell_cap(ground, modelfile, status)
+        if note := cap_note(modelfile.parameters, ground.options.max_context_size):
+            status({"status": note})
         status({"status": "writing manifest"})
         manifest = await installation.publish(manifest, None)
     status({"status": "success"})
@@ -85,9 +101,20 @@ def merge(request: CreateRequest) -> Modelfile:
         parameters={**base.parameters, **check_parameters(request.parameters)},
         messages=base.messages if request.messages is None else _messages(request.messages),
     )
-    if merged.template is not None:
-        gotemplate.check(merged.template)
+    _check_template(request, merged)
     return merged
+
+
+def _check_template(request: CreateRequest, merged: Modelfile) -> None:
+    if merged.template is None:
+        return
+    try:
+        gotemplate.check(merged.template)
+    except TemplateError as error:
+        if request.template is not None or request.modelfile is None:
+            raise
+        line = line_of(request.modelfile, "template")
+        raise TemplateError(f"(line {line}): {error.message}", line=line) from None
 
 
 def _messages(messages: list[dict[str, Any]]) -> tuple[dict[str, str], ...]:
@@ -95,12 +122,6 @@ def _messages(messages: list[dict[str, Any]]) -> tuple[dict[str, str], ...]:
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
             raise ModelfileError('a message needs a role of "system", "user" or "assistant", and a text')
     return tuple({"role": m["role"], "content": m["content"]} for m in messages)
-
-
-def _tell_cap(ground: Ground, modelfile: Modelfile, status: OnStatus) -> None:
-    wanted, cap = modelfile.parameters.get("num_ctx", 0), ground.options.max_context_size
-    if wanted > cap:
-        status({"status": f"num_ctx {wanted} is capped at {cap} (max_context_size)"})
 
 
 class _Base(NamedTuple):
@@ -195,7 +216,7 @@ class _Builder:
         return manifest
 
     def _paths(self, source: str) -> tuple[Path, ...]:
-        """The files that ``source`` means, if it means files: also one that merely exists, as Ollama has it."""
+        """The files that ``source`` means, if it means files: also what merely exists, as Ollama has it."""
         explicit = is_path(source) or source.lower().startswith("file://")
         if self._request.directory is None:
             if explicit:
@@ -205,6 +226,6 @@ class _Builder:
             return ()
         location = parse_spec(source).location if source.lower().startswith("file://") else source
         path = absolute(Path(self._request.directory) / Path(location).expanduser())
-        if explicit or (path.is_file() and "://" not in source):
+        if explicit or ("://" not in source and (path.is_file() or holds_weights(path))):
             return model_files(path)
         return ()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from barrel_inference.errors import ModelFileError, PullError
+from barrel_inference.errors import ManifestError, ModelFileError, PullError
 from barrel_inference.registry import gguf
 from barrel_inference.registry.blobs import hash_file
 from barrel_inference.registry.download.fetch import fetch
@@ -25,9 +25,9 @@ from barrel_inference.registry.download.server import Remote, Server
 from barrel_inference.registry.files import write_atomic, writing
 from barrel_inference.registry.locks import Lease
 from barrel_inference.registry.manifest import File, Manifest
-from barrel_inference.registry.names import Spec
+from barrel_inference.registry.names import ModelName, Spec
 from barrel_inference.registry.sources import Artifact
-from barrel_inference.registry.store import Ground
+from barrel_inference.registry.store import Ground, Store
 
 WAIT_S = 0.25
 
@@ -226,8 +226,19 @@ class Installation:
             if missing:
                 raise PullError(f"{missing[0]} has vanished from the models directory while it was being installed")
             name = store.canonical(manifest.model_name)
-            manifest = msgspec.structs.replace(manifest, name=name.name, tag=name.tag)
+            manifest = msgspec.structs.replace(
+                manifest, name=name.name, tag=name.tag, extra=_kept(manifest, store, name)
+            )
             store.write(manifest)
             if spec:
                 write_atomic(root.refs / f"{spec.hash}.ref", manifest.blob_path.encode("utf-8", "surrogateescape"))
         return manifest
+
+
+def _kept(manifest: Manifest, store: Store, name: ModelName) -> dict[str, Any]:
+    """Fields that are not known here outlive a pull of the same model again."""
+    try:
+        old = store.find(name)
+    except ManifestError:
+        return manifest.extra
+    return {**old.extra, **manifest.extra} if old and old.spec == manifest.spec else manifest.extra

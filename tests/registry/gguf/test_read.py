@@ -169,9 +169,9 @@ GOOD = model(64)
     ],
 )
 def test_bad_files_are_refused_with_the_cause(tmp_path: Path, content: bytes, cause: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert cause in refused(tmp_path, content + bytes(max(0, 24 - len(content)) if content else 0))
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_vocabulary_of_262144_takes_milliseconds(tmp_path: Path) -> None:
     path = write(tmp_path / "big.gguf", model(**{"tokenizer.ggml.tokens": [f"t{i}" for i in range(262_144)]}))
     times = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         assert gguf.read(path).vocab_size == 262_144
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     assert min(times) < 0.5  # 0.03 s on a calm machine, see benchmarks/results/registry.md

@@ -24,10 +24,10 @@ LAYERS = [(OLLAMA + "model", CONTENT), (OLLAMA + "template", b"{{ .Prompt }}"), 
 
 
 def start(directory: Path, **options: Any) -> OciRegistry:
-    program = oci.find()
-    if program is None:
-        pytest.skip("docker-registry is not installed and apt is not there to install it")
-    return OciRegistry(program, directory, **options)
+    try:
+        return OciRegistry(oci.find(), directory, **options)
+    except oci.MissingError as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.fixture

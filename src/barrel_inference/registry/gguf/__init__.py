@@ -13,13 +13,24 @@ from barrel_inference.registry.gguf.info import GgufInfo
 from barrel_inference.registry.gguf.reader import Header, MetadataValue, Skipped, read_header
 from barrel_inference.registry.gguf.tensors import Tensor
 
-__all__ = ["GgufInfo", "MetadataValue", "Skipped", "Tensor", "read", "read_file", "read_files", "shard_paths"]
+__all__ = [
+    "GgufInfo",
+    "MetadataValue",
+    "Skipped",
+    "Tensor",
+    "is_first_of_model",
+    "read",
+    "read_file",
+    "read_files",
+    "shard_paths",
+]
 
 MAX_ARRAY = 1024  # keeps what is a layer's or a head's; vocabularies are skipped
 MAX_SHARDS = 1000
 
 AnyPath = TypeVar("AnyPath", bound=PurePath)
 
+_LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -46,6 +57,12 @@ def read_files(paths: tuple[Path, ...], *, max_array: int = MAX_ARRAY) -> GgufIn
     if len(parts) > 1 and declared != len(tensors):
         raise ModelFileError(f"{paths[0].name}: {declared} tensors declared, the parts hold {len(tensors)}")
     return GgufInfo(paths[0], paths, first.version, first.metadata, tensors, sum(size for _, size in parts))
+
+
+def is_first_of_model(name: str) -> bool:
+    """Whether a file of this name is a model's only or first file: no projector, no later shard."""
+    lower = name.lower()
+    return lower.endswith(".gguf") and "mmproj" not in lower and not _LATER_SHARD.search(lower)
 
 
 def shard_paths(path: AnyPath) -> tuple[AnyPath, ...]:

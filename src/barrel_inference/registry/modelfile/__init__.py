@@ -10,13 +10,14 @@ from barrel_inference.errors import ModelfileError
 from barrel_inference.registry.modelfile.grammar import ROLES, Command, decode_text, format_command, parse_commands
 from barrel_inference.registry.modelfile.parameters import (
     IGNORED,
+    cap_note,
     check_parameters,
     format_parameter,
     loader_options,
     parse_parameter,
 )
 
-__all__ = ["ROLES", "Modelfile", "check_parameters", "loader_options", "parse", "render"]
+__all__ = ["ROLES", "Modelfile", "cap_note", "check_parameters", "line_of", "loader_options", "parse", "render"]
 
 
 class Modelfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +50,12 @@ def parse(content: bytes | str) -> Modelfile:
         adapters=_values(commands, "adapter"),
         warnings=warnings,
     )
+
+
+def line_of(content: bytes | str, directive: str) -> int:
+    """Where the directive that counts, the last of its name, begins."""
+    commands = parse_commands(decode_text(content) if isinstance(content, bytes) else content)
+    return max(command.line for command in commands if command.name == directive)
 
 
 def render(modelfile: Modelfile) -> str:

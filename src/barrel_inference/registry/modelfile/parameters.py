@@ -105,6 +105,12 @@ def loader_options(parameters: Mapping[str, Any], max_context: int) -> dict[str,
     return {key: value for key, value in options.items() if not (key == "n_threads" and value <= 0)}
 
 
+def cap_note(parameters: Mapping[str, Any], max_context: int) -> str | None:
+    """What to tell whoever sets a larger context than the server allows."""
+    wanted = parameters.get("num_ctx", 0)
+    return f"num_ctx {wanted} is capped at {max_context} (max_context_size)" if wanted > max_context else None
+
+
 def format_parameter(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"

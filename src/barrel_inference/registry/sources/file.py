@@ -7,9 +7,11 @@ from pathlib import Path
 
 from barrel_inference.errors import ModelFileError
 from barrel_inference.registry.files import absolute
-from barrel_inference.registry.gguf import shard_paths
+from barrel_inference.registry.gguf import is_first_of_model, shard_paths
 from barrel_inference.registry.names import Spec
 from barrel_inference.registry.sources import Artifact, Context, Resolution
+
+UNCONVERTED = (".safetensors", ".bin", ".pth")  # weights of other programs
 
 
 async def resolve(spec: Spec, context: Context) -> Resolution:
@@ -17,8 +19,10 @@ async def resolve(spec: Spec, context: Context) -> Resolution:
 
 
 def model_files(path: Path) -> tuple[Path, ...]:
-    """The file, or all files of a split model; each must be a regular file that can be read."""
-    paths = shard_paths(absolute(path))
+    """The file, or all files of a split model; each must be a regular file that can be read. A directory stands for
+    the one model in it."""
+    path = absolute(path)
+    paths = shard_paths(_only_model(path) if path.is_dir() else path)
     for item in paths:
         try:
             mode = item.stat().st_mode
@@ -28,3 +32,27 @@ def model_files(path: Path) -> tuple[Path, ...]:
         if not stat.S_ISREG(mode):
             raise ModelFileError(f"{item.name}: not a regular file")
     return paths
+
+
+def holds_weights(directory: Path) -> bool:
+    return directory.is_dir() and any(_entries(directory, ".gguf", *UNCONVERTED))
+
+
+def _only_model(directory: Path) -> Path:
+    models = [path for path in _entries(directory, ".gguf") if is_first_of_model(path.name)]
+    if len(models) == 1:
+        return models[0]
+    if models:
+        raise ModelFileError(
+            f"{directory}: holds several models, name one: {', '.join(path.name for path in models[:9])}"
+        )
+    if any(_entries(directory, *UNCONVERTED)):
+        raise ModelFileError(f"{directory}: not GGUF; convert it first, with llama.cpp's convert_hf_to_gguf.py")
+    raise ModelFileError(f"{directory}: a directory without a GGUF file")
+
+
+def _entries(directory: Path, *suffixes: str) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if path.name.lower().endswith(suffixes))
+    except OSError as error:
+        raise ModelFileError(f"{directory}: {(error.strerror or str(error)).lower()}") from None

@@ -13,13 +13,12 @@ from barrel_inference.config import RegistryOpts
 from barrel_inference.errors import PullError
 from barrel_inference.registry.download.network import Credential, Network, NetworkPolicy, host_and_port, origin_of
 from barrel_inference.registry.download.server import Remote
-from barrel_inference.registry.gguf import shard_paths
+from barrel_inference.registry.gguf import is_first_of_model, shard_paths
 from barrel_inference.registry.names import Spec
 from barrel_inference.registry.sources import MAX_TEXT_BYTES, Artifact, Context, Resolution
 
 PREFERRED = ("Q4_K_M", "Q5_K_M", "Q4_0", "Q8_0")
 _MAX_LISTING = 4 * MAX_TEXT_BYTES
-_LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 
 
 class _Lfs(msgspec.Struct):
@@ -60,7 +59,7 @@ async def resolve(spec: Spec, context: Context) -> Resolution:
 
 def choose(names: list[str], quant: str | None) -> str | None:
     """The best GGUF of a repository: the quantization asked for, else the preferred one, else the first by name."""
-    models = sorted(name for name in names if _is_model(name))
+    models = sorted(name for name in names if is_first_of_model(name))
     for wanted in (quant,) if quant and quant.lower() != "latest" else PREFERRED:
         for name in models:
             if _has_quant(name, wanted):
@@ -82,17 +81,12 @@ async def search_hub(query: str, limit: int, options: RegistryOpts) -> list[dict
     return [{"name": f"hf://{item.id}", "downloads": item.downloads, "likes": item.likes} for item in found]
 
 
-def _is_model(name: str) -> bool:
-    lower = name.lower()
-    return lower.endswith(".gguf") and "mmproj" not in lower and not _LATER_SHARD.search(name)
-
-
 def _has_quant(name: str, quant: str) -> bool:
     return bool(re.search(rf"(?<![A-Za-z0-9]){re.escape(quant)}(?![A-Za-z0-9_])", name, re.IGNORECASE))
 
 
 def _no_match(spec: Spec, names: list[str]) -> str:
-    models = sorted(name for name in names if _is_model(name))
+    models = sorted(name for name in names if is_first_of_model(name))
     if not models:
         return f"{spec.location} holds no GGUF file; look for a repository whose name ends in -GGUF"
     return f"{spec.location} has no {spec.quant} file; there are: {', '.join(models[:12])}"

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from barrel_inference.registry import Registry
+from barrel_inference.registry.modelfile import cap_note
 from barrel_inference.server.http import plain
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.plain import answer
@@ -49,7 +50,8 @@ class Housekeeping:
             system=body.system,
             template=body.template,
         )
-        return answer(wire.Edited(str(manifest.model_name), manifest.parameters))
+        note = cap_note(body.parameters, self._registry.options.max_context_size)
+        return answer(wire.Edited(str(manifest.model_name), manifest.parameters, note))
 
     async def gc(self, request: Request) -> Response:
         body = await read(request, wire.GcRequest, empty=b"{}")

@@ -89,9 +89,10 @@ class EditRequest(msgspec.Struct, kw_only=True):
     template: str | None = None
 
 
-class Edited(msgspec.Struct):
+class Edited(msgspec.Struct, omit_defaults=True):
     model: str
     parameters: dict[str, Any]
+    warning: str | None = None  # what was not taken as it was given
 
 
 class GcRequest(msgspec.Struct, kw_only=True):
