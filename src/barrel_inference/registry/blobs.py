@@ -86,11 +86,6 @@ class Blobs:
                 if name.startswith("sha256-") and name.endswith((".gguf", ".shards")) and len(name.split(".")[0]) == 71:
                     yield name[7:71], path
 
-    def new_upload(self) -> Path:
-        """A private file in ``tmp`` for content whose digest is still to be checked."""
-        self._root.prepare()
-        return self._root.tmp / f"{uuid.uuid4().hex}.upload"
-
 
 def hash_file(path: Path, on_bytes: OnBytes | None = None) -> str:
     """``sha256:<hex>`` of a regular file; ``on_bytes`` is called with the running total."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -36,11 +35,6 @@ class Scrubbed(msgspec.Struct, frozen=True):
     objects: int
     bytes: int
     corrupt: int
-
-
-class Size(NamedTuple):
-    objects: int
-    bytes: int
 
 
 def stats(tiers: Iterable[Tier]) -> list[NamespaceStats]:

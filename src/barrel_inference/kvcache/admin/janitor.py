@@ -79,11 +79,6 @@ class Janitor:
             self._tiers[tier.name] = tier
             self._hits[tier.name] = _remembered_hits(tier)
 
-    def remove_tier(self, name: str) -> None:
-        with self._wake:
-            self._tiers.pop(name, None)
-            self._hits.pop(name, None)
-
     def need_room(self, tier: str, n_bytes: int) -> None:
         """A writer found ``tier`` full; answered by ``on_room``."""
         with self._wake:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -137,6 +137,3 @@ def sse(data: bytes, event: str | None = None) -> bytes:
     """One server-sent event."""
     name = f"event: {event}\n".encode() if event else b""
     return name + b"data: " + data + b"\n\n"
-
-
-Work = Awaitable[bytes]

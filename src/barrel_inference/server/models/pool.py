@@ -115,9 +115,6 @@ class Pool:
     def slots(self) -> list[Slot]:
         return list(self._slots.values())
 
-    def loaded_of(self, entry: Entry) -> Slot | None:
-        return next((slot for slot in self._of(entry) if slot.loaded), None)
-
     # ---- the end
 
     async def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any
@@ -31,8 +30,6 @@ OLLAMA_VERSION = "0.33.0"  # the API that this is; clients compare it with what 
 FOREVER_YEARS = 200  # Ollama's clients call more than a hundred years for ever
 SHORT_ARRAY = 5
 _HIDDEN = ("general.name", "tokenizer.chat_template")
-
-ModelfileOf = Callable[[Entry], str]
 
 
 class Listing:
