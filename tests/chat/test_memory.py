@@ -60,3 +60,45 @@ def test_the_oldest_go_when_there_is_too_much() -> None:
         memory.remember([], [say("user", name), say("assistant", "x")], name * 10)
     talks = {name: [say("user", name), say("assistant", "x"), say("user", "y")] for name in ("a", "b", "c")}
     assert [name for name, talk in talks.items() if memory.recall([], talk)] == ["b", "c"]
+
+
+class Drawer:
+    """A shelf in memory."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def put(self, name: str, data: bytes) -> bool:
+        self.files[name] = data
+        return True
+
+    def get(self, name: str) -> bytes | None:
+        return self.files.get(name)
+
+
+def test_a_shelf_outlives_the_memory() -> None:
+    shelf = Drawer()
+    turn = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    Memory(shelf=shelf, of="one").remember([], turn, "<hi>\ud800 hello")
+    again = Memory(shelf=shelf, of="one")
+    more = [*turn, {"role": "user", "content": "more"}]
+    assert again.recall([], more) == (2, "<hi>\ud800 hello")
+    shelf.files.clear()
+    assert again.recall([], more) == (2, "<hi>\ud800 hello")
+    assert again.recall(["another setting"], more) is None
+
+
+def test_another_templates_texts_on_the_shelf_are_not_taken() -> None:
+    shelf = Drawer()
+    turn = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    Memory(shelf=shelf, of="one").remember([], turn, "text")
+    assert Memory(shelf=shelf, of="two").recall([], [*turn, turn[0]]) is None
+
+
+def test_what_must_not_be_kept_is_on_no_shelf() -> None:
+    shelf = Drawer()
+    memory = Memory(shelf=shelf)
+    turn = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    memory.remember([], turn, "text", on_shelf=False)
+    assert not shelf.files
+    assert memory.recall([], [*turn, turn[0]]) == (2, "text")

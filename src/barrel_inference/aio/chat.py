@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from functools import lru_cache
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -37,6 +38,7 @@ from barrel_inference.chat.events import (
 )
 from barrel_inference.chat.template import Template
 from barrel_inference.errors import InvalidRequestError
+from barrel_inference.kvcache.render import Shelf
 from barrel_inference.registry import gotemplate
 from barrel_inference.types import Chunk, Completion, Message, ModelInfo, TokenLogprob, Usage
 
@@ -54,13 +56,14 @@ def dialogue_of(info: ModelInfo, chat_template: str | None = None) -> Dialogue:
     for a template. Raises TemplateError."""
     source = chat_template or fallbacks.pick(info.chat_template, frozenset((info.bos_token, info.eos_token)))
     calls, thoughts = (_pair(info.loader.get(name)) for name in ("tool_call_markers", "thinking_markers"))
-    return _dialogue(source, info.bos_token, info.eos_token, calls, thoughts)
+    return _dialogue(source, info.bos_token, info.eos_token, calls, thoughts, info.memory_path)
 
 
 @lru_cache(maxsize=64)
-def _dialogue(source: str, bos: str, eos: str, calls: Any, thoughts: Any) -> Dialogue:
+def _dialogue(source: str, bos: str, eos: str, calls: Any, thoughts: Any, memory_path: str) -> Dialogue:
+    shelf = Shelf(Path(memory_path) / "turns") if memory_path else None
     template = GoTemplate(source) if gotemplate.is_go(source) else Template(source, bos_token=bos, eos_token=eos)
-    return Dialogue(template, tool_call_markers=calls, thinking_markers=thoughts)
+    return Dialogue(template, tool_call_markers=calls, thinking_markers=thoughts, shelf=shelf)
 
 
 def _pair(markers: Any) -> tuple[str, str] | None:
@@ -140,8 +143,8 @@ async def events(
     think_budget: int | None = None,
     start: Start | None = None,
 ) -> AsyncGenerator[Event, None]:
-    """The answers to one prompt as they come; what they say is remembered. Closing the generator stops the work.
-    ``start``: in place of the model's ``stream``."""
+    """The answers to one prompt as they come; what they say is remembered (on another thread: disks may be slow).
+    Closing the generator stops the work. ``start``: in place of the model's ``stream``."""
     answers: dict[int, _Answer] = {}
     chunks = _chunks(model, prompt, _options(model, prompt, options), think_budget, start or model.stream)
     async with aclosing(chunks):
@@ -151,7 +154,10 @@ async def events(
                 yield event
             if chunk.completion is not None:
                 finished = answer.finished(chunk.completion)
-                dialogue.remember(prompt, said(finished.message), answer.written)
+                on_shelf = options.get("cache", "auto") in ("auto", "write")
+                await asyncio.to_thread(
+                    dialogue.remember, prompt, said(finished.message), answer.written, on_shelf=on_shelf
+                )
                 yield finished
 
 
@@ -259,7 +265,7 @@ class AsyncChatStream:
         """Raises InvalidRequestError."""
         self._model = model
         self._chat, self._rest, constraint = params.chat(options)
-        self._turn = turn_of(messages, self._chat, constraint=constraint)
+        self._turn = turn_of(messages, self._chat, constraint=constraint, salt=self._rest.get("salt", ""))
         self._streams: list[AsyncStream] = []
         self._is_cancelled = False
         self._finished: dict[int, Finished] = {}
@@ -319,8 +325,8 @@ class AsyncChatStream:
 
 
 async def prompt_text(model: AsyncModel, messages: Messages, options: Mapping[str, Any]) -> str:
-    chat, _, constraint = params.chat(options)
-    turn = turn_of(messages, chat, constraint=constraint)
+    chat, rest, constraint = params.chat(options)
+    turn = turn_of(messages, chat, constraint=constraint, salt=rest.get("salt", ""))
     dialogue = await asyncio.to_thread(dialogue_of, model.info(), chat.chat_template)
     return (await asyncio.to_thread(dialogue.prompt, turn)).text
 

@@ -39,6 +39,7 @@ class Turn(NamedTuple):
     documents: Sequence[Mapping[str, Any]] = ()
     template: Mapping[str, Any] = {}
     continue_final: bool = False
+    salt: str = ""  # whose conversation it is: what was written to others is not repeated
 
 
 class Prompt(NamedTuple):
@@ -133,7 +134,9 @@ class Dialogue:
     def remember(self, prompt: Prompt, answer: Mapping[str, Any], written: str, *, on_shelf: bool = True) -> None:
         """``answer``: the message that the client was given; ``written``: the text that the model wrote."""
         if not prompt.turn.continue_final:
-            self._memory.remember(_setting(prompt.turn), [*prompt.turn.messages, answer], prompt.text + written, on_shelf=on_shelf)
+            self._memory.remember(
+                _setting(prompt.turn), [*prompt.turn.messages, answer], prompt.text + written, on_shelf=on_shelf
+            )
 
     # ---- the prompt
 
@@ -325,4 +328,4 @@ def _schemas(tools: Sequence[Mapping[str, Any]]) -> Tools:
 
 
 def _setting(turn: Turn) -> Any:
-    return [list(turn.tools), list(turn.documents), dict(turn.template), turn.think]
+    return [list(turn.tools), list(turn.documents), dict(turn.template), turn.think, turn.salt]

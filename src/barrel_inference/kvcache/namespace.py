@@ -6,6 +6,7 @@ Not in it: n_ctx, n_batch, n_seq_max, threads, paths. A tenant's salt enters the
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import msgspec
@@ -47,7 +48,13 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_atomically(path: Path, data: bytes) -> None:
+    """For its owner's eyes only."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    temporary.rename(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        temporary.touch(0o600)
+        temporary.write_bytes(data)
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

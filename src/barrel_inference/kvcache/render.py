@@ -2,11 +2,12 @@
 
 An answer that comes back as text in the next prompt may tokenise differently; then its blocks would not match. So the
 tokens of a whole conversation are remembered under its text, and a new prompt that begins with that text begins with
-those tokens. One small file for each text, beside the blocks; owns their directory, oldest go first. Any thread.
+those tokens. One small file for each text on a Shelf beside the blocks. Any thread.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import threading
@@ -21,8 +22,83 @@ from barrel_inference.kvcache.chain import pack_tokens, unpack_tokens
 from barrel_inference.kvcache.namespace import write_atomically
 
 MAX_FILES = 4096
-MAX_TEXT_BYTES = 16 << 20
+MAX_BYTES = 64 << 20
+MAX_FILE_BYTES = 16 << 20
+RELIST_PUTS = 256  # after so many, what other processes put there is counted too
 CHECKSUM = struct.Struct("<Q")
+
+logger = logging.getLogger(__name__)
+
+
+class Shelf:
+    """Small files with checksums in one folder, which it owns (other processes may too); the oldest go first. It is
+    only ever a help: a failing disk is told once, until it works again. Any thread."""
+
+    def __init__(self, folder: Path, *, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> None:
+        """An unreadable folder is an empty shelf."""
+        self._folder, self._max_files, self._max_bytes = folder, max_files, max_bytes
+        self._lock = threading.Lock()
+        self._files = _listed(folder)  # name: bytes; oldest first
+        self._n_puts = 0
+        self._is_failing = False
+
+    @property
+    def names(self) -> list[str]:
+        with self._lock:
+            return list(self._files)
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Whether it is there now."""
+        if len(data) > MAX_FILE_BYTES:
+            return False
+        try:
+            write_atomically(self._folder / name, CHECKSUM.pack(xxhash.xxh3_64_intdigest(data)) + data)
+        except OSError as error:
+            level = logging.DEBUG if self._is_failing else logging.WARNING
+            logger.log(level, "what was written cannot be remembered in %s: %s", self._folder, error)
+            self._is_failing = True
+            return False
+        self._is_failing = False
+        with self._lock:
+            self._enter(name, len(data) + CHECKSUM.size)
+        return True
+
+    def get(self, name: str) -> bytes | None:
+        """None when it is not there, or damaged; then it is removed."""
+        try:
+            data = (self._folder / name).read_bytes()
+        except OSError:
+            data = b""
+        if len(data) >= CHECKSUM.size:
+            body = data[CHECKSUM.size :]
+            if CHECKSUM.unpack_from(data)[0] == xxhash.xxh3_64_intdigest(body):
+                return body
+        if data:
+            self.forget(name)
+        return None
+
+    def forget(self, name: str) -> None:
+        with self._lock:
+            self._remove(name)
+
+    def _enter(self, name: str, size: int) -> None:
+        self._files.pop(name, None)
+        self._files[name] = size
+        self._n_puts += 1
+        if self._n_puts % RELIST_PUTS == 0:
+            self._files = _listed(self._folder)
+        total = sum(self._files.values())
+        while len(self._files) > self._max_files or total > self._max_bytes:
+            oldest = next(iter(self._files))
+            total -= self._files[oldest]
+            self._remove(oldest)
+
+    def _remove(self, name: str) -> None:
+        self._files.pop(name, None)
+        try:
+            (self._folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            logger.debug("%s cannot be removed: %s", name, error)
 
 
 class Remembered(NamedTuple):
@@ -32,36 +108,32 @@ class Remembered(NamedTuple):
 
 class RenderMemory:
     def __init__(self, folder: Path, *, max_files: int = MAX_FILES) -> None:
-        """An unreadable folder is an empty memory."""
-        self._folder, self._max_files = folder, max_files
+        self._shelf = Shelf(folder, max_files=max_files)
         self._lock = threading.Lock()
-        self._names: dict[int, set[str]] = {}  # digests by text length in bytes
-        self._order: list[tuple[int, str]] = []  # oldest first
-        for length, name in _listed(folder):
-            self._add(length, name)
+        self._names: dict[int, set[str]] = {}  # digests by text length in bytes; a hint, the shelf forgets
+        for name in self._shelf.names:
+            length, dash, digest = name.partition("-")
+            if dash and length.isdecimal():
+                self._names.setdefault(int(length), set()).add(digest)
 
     def remember(self, text: str, tokens: Sequence[int], *, salt: str = "") -> None:
-        """``tokens`` are what ``text``, from the start of the prompt, was made of. OSError when it cannot be kept."""
+        """``tokens`` are what ``text``, from the start of the prompt, was made of."""
         data = text.encode(errors="surrogatepass")
-        if not data or len(data) > MAX_TEXT_BYTES:
-            return
-        name = _hash(salt, data).hexdigest()
-        packed = pack_tokens(tokens)
-        write_atomically(self._folder / f"{len(data)}-{name}", CHECKSUM.pack(xxhash.xxh3_64_intdigest(packed)) + packed)
-        with self._lock:
-            self._add(len(data), name)
-            while len(self._order) > self._max_files:
-                self._forget(*self._order[0])
+        digest = _hash(salt, data).hexdigest()
+        if data and self._shelf.put(f"{len(data)}-{digest}", pack_tokens(tokens)):
+            with self._lock:
+                self._names.setdefault(len(data), set()).add(digest)
 
     def match(self, text: str, *, salt: str = "") -> Remembered | None:
         """The longest remembered text that ``text`` begins with."""
         data = text.encode(errors="surrogatepass")
         with self._lock:
             found = self._found(data, salt)
-        for length, name in found:
-            tokens = self._read(length, name)
-            if tokens is not None:
-                return Remembered(len(data[:length].decode(errors="surrogatepass")), tokens)
+        for length, digest in found:
+            packed = self._shelf.get(f"{length}-{digest}")
+            if packed is not None and len(packed) % 4 == 0:
+                return Remembered(len(data[:length].decode(errors="surrogatepass")), unpack_tokens(packed))
+            self._forget(length, digest)
         return None
 
     def _found(self, data: bytes, salt: str) -> list[tuple[int, str]]:
@@ -70,48 +142,34 @@ class RenderMemory:
         for length in sorted(length for length in self._names if length <= len(data)):
             state.update(data[at:length])
             at = length
-            name = state.copy().hexdigest()
-            if name in self._names[length]:
-                found.append((length, name))
+            digest = state.copy().hexdigest()
+            if digest in self._names[length]:
+                found.append((length, digest))
         return found[::-1]
 
-    def _read(self, length: int, name: str) -> tuple[int, ...] | None:
-        path = self._folder / f"{length}-{name}"
-        try:
-            data = path.read_bytes()
-            if CHECKSUM.unpack_from(data)[0] == xxhash.xxh3_64_intdigest(data[CHECKSUM.size :]):
-                return unpack_tokens(data[CHECKSUM.size :])
-        except (OSError, struct.error, ValueError):
-            pass
+    def _forget(self, length: int, digest: str) -> None:
         with self._lock:
-            self._forget(length, name)
-        return None
-
-    def _add(self, length: int, name: str) -> None:
-        names = self._names.setdefault(length, set())
-        if name not in names:
-            names.add(name)
-            self._order.append((length, name))
-
-    def _forget(self, length: int, name: str) -> None:
-        names = self._names.get(length, set())
-        names.discard(name)
-        if not names:
-            self._names.pop(length, None)
-        if (length, name) in self._order:
-            self._order.remove((length, name))
-        (self._folder / f"{length}-{name}").unlink(missing_ok=True)
+            digests = self._names.get(length, set())
+            digests.discard(digest)
+            if not digests:
+                self._names.pop(length, None)
 
 
 def _hash(salt: str, data: bytes) -> blake2b:
     return blake2b(data, digest_size=16, key=blake2b(salt.encode(), digest_size=16).digest())
 
 
-def _listed(folder: Path) -> list[tuple[int, str]]:
-    """(length, digest) of each file, oldest first."""
+def _listed(folder: Path) -> dict[str, int]:
+    """Name to bytes of each file, oldest first."""
+    found: list[tuple[int, str, int]] = []
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.stat().st_mtime_ns)
+        entries = list(os.scandir(folder))
     except OSError:
-        return []
-    parts = (entry.name.partition("-") for entry in entries)
-    return [(int(length), name) for length, dash, name in parts if dash and length.isdecimal()]
+        return {}
+    for entry in entries:
+        try:
+            stat = entry.stat()
+        except OSError:  # another process forgot it
+            continue
+        found.append((stat.st_mtime_ns, entry.name, stat.st_size))
+    return {name: size for _, name, size in sorted(found)}

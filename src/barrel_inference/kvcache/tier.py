@@ -1,7 +1,8 @@
 """One tier: a directory of object files. Owns nothing in memory; what is on the file system is the truth.
 
 <root>/<namespace, 32 hex>/<first 2 of parent>/<parent>-<key>.<kind>.<provenance>
-<root>/<namespace>/ns.json, selftest.json, render/
+<root>/<namespace>/ns.json, selftest.json
+<root>/<namespace>/render, turns/   the shelves of kvcache.render: bounded, beside the quota
 <root>/tmp/         being written; published by rename
 <root>/quarantine/  found corrupt; bounded
 <root>/pins/        one file for each pinned prompt: its keys
@@ -29,6 +30,7 @@ QUARANTINE_FILES = 32
 STALE_TMP_S = 600.0
 PROBE_BYTES = 8 << 20
 NS_HEX = 32
+SHELVES = ("render", "turns")
 
 _serial = itertools.count()
 
@@ -191,6 +193,14 @@ class Tier:
                 os.utime(self.path(namespace, name))
             except OSError:
                 continue
+
+    def forget(self, namespace: str, older_than: float | None) -> None:
+        """Remove what is remembered of what was written (before ``older_than``)."""
+        for shelf in SHELVES:
+            for path in (self.folder(namespace) / shelf).glob("*"):
+                with suppress(OSError):
+                    if older_than is None or path.stat().st_mtime < older_than:
+                        path.unlink()
 
     # ---- pins
 

@@ -142,6 +142,7 @@ def _turn(request: ChatRequest, dialogue: Dialogue) -> Turn:
         documents=request.documents,
         template=request.template,
         continue_final=request.continue_final,
+        salt=str(request.options.get("salt", "")),
     )
 
 

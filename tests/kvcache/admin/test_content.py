@@ -14,8 +14,9 @@ import pytest
 from barrel_inference.errors import CacheError
 from barrel_inference.kvcache.admin.archive import export, import_file
 from barrel_inference.kvcache.admin.content import clear, pin, stats, unpin, verify
+from barrel_inference.kvcache.render import Shelf
 from barrel_inference.kvcache.store import Store
-from barrel_inference.kvcache.tier import Tier
+from barrel_inference.kvcache.tier import SHELVES, Tier
 from tests.kvcache.fake_backend import FakeBackend
 from tests.kvcache.harness import Runner, open_on, options, same, spec
 
@@ -143,3 +144,17 @@ def test_foreign_members_are_refused(tmp_path: Path) -> None:
         import_file(file, Tier(spec(tmp_path / "small", quota_bytes=2 * 4096)))
     with pytest.raises(CacheError):
         export(store_of(here), PROMPT, tmp_path / "nowhere" / "file.tar")
+
+
+def test_clearing_forgets_what_was_written(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    namespaces = ("ab" * 16, "cd" * 16)
+    for namespace in namespaces:
+        for shelf in SHELVES:
+            Shelf(tier.folder(namespace) / shelf).put("text", b"said")
+    clear([tier], namespace=namespaces[0], older_than=1.0)
+    assert len(list(tmp_path.rglob("text"))) == 4
+    clear([tier], namespace=namespaces[0])
+    assert len(list(tmp_path.rglob("text"))) == 2
+    clear([tier])
+    assert list(tmp_path.rglob("text")) == []

@@ -7,6 +7,7 @@ any thread.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from barrel_inference.config import Policy
 from barrel_inference.engine import sequence as resident
@@ -68,6 +69,12 @@ class Checkpoints(NoCheckpoints):
     def store(self) -> Store | None:
         """For kvcache.admin."""
         return None
+
+    @property
+    def memory_folder(self) -> Path | None:
+        """Where what was written is remembered, beside the blocks; None where nothing is saved."""
+        store = self.store
+        return store.save_tier.folder(store.folder) if store is not None and store.save_tier is not None else None
 
     def lookup(self, tokens: Sequence[int], *, salt: str = "") -> CacheLookup:
         """What ``find`` would restore, without reading."""

@@ -60,7 +60,8 @@ def _about(tier: Tier, namespace: str) -> dict[str, object]:
 
 def clear(tiers: Iterable[Tier], *, namespace: str | None = None, older_than: float | None = None) -> Removed:
     """Remove all objects, or those of one namespace (a hex prefix of at least 8 digits is enough), or those neither
-    written nor hit since ``older_than`` (seconds since 1970; pinned ones stay). Readers that race see a miss."""
+    written nor hit since ``older_than`` (seconds since 1970; pinned ones stay), and what is remembered of what was
+    written. Readers that race see a miss."""
     if namespace is not None and len(namespace) < 8:
         raise CacheError(f"namespace {namespace!r} is too short: give at least 8 hex digits")
     objects = n_bytes = 0
@@ -73,6 +74,9 @@ def clear(tiers: Iterable[Tier], *, namespace: str | None = None, older_than: fl
                 continue
             n_bytes += tier.remove(one.namespace, one.name)
             objects += 1
+        for folder in tier.namespaces():
+            if namespace is None or folder.startswith(namespace[:NS_HEX]):
+                tier.forget(folder, older_than)
     return Removed(objects, n_bytes)
 
 
