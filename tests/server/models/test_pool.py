@@ -89,6 +89,17 @@ async def test_a_failed_load_is_everybodys_answer_and_the_next_request_tries_aga
     assert world.loads == "aa"
 
 
+async def test_who_comes_in_the_moment_a_load_ends_does_not_wait_for_ever() -> None:
+    world = World(max_loaded_models=1)
+    world.runtime.gate.clear()
+    first = asyncio.create_task(world.use(A))
+    await settle()
+    world.runtime.gate.set()  # the load goes on in the loop's next turn, and so do these, right behind it
+    same, other = asyncio.create_task(world.use(A)), asyncio.create_task(world.use(B))
+    await asyncio.gather(first, same, other)
+    assert world.loads == "ab"
+
+
 async def test_a_smaller_context_is_served_by_a_larger_one() -> None:
     world = World()
     await world.use(A, n_ctx=2048)

@@ -121,19 +121,25 @@ class Slot:
             await asyncio.wait([self._change])
 
     def _begin(self, change: Coroutine[Any, Any, None]) -> None:
-        self._change = asyncio.create_task(change)
-        self._change.add_done_callback(self._ended)
+        self._change = asyncio.create_task(self._run(change))
+        self._change.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be waiting
 
     async def _changed(self) -> None:
         assert self._change is not None
         await asyncio.shield(self._change)
 
-    def _ended(self, change: asyncio.Task[None]) -> None:
-        self._change = None
-        if not change.cancelled() and (error := change.exception()) is not None:
+    async def _run(self, change: Coroutine[Any, Any, None]) -> None:
+        """It is over before its task is: to wait for a task that is done does not yield, and who looped until the
+        change is gone would loop for ever."""
+        try:
+            await change
+        except Exception as error:
             _log.warning("model %s: %s", self.entry.name, error)
-        if not self.keep.active:
-            self.keep.set(None)  # nobody waited for the end: the time begins now
+            raise
+        finally:
+            self._change = None
+            if not self.keep.active:
+                self.keep.set(None)  # nobody waited for the end: the time begins now
 
     async def _reload(self, n_ctx: int, hints: Mapping[str, Any]) -> None:
         """With a larger context, once nobody uses the smaller one."""
