@@ -22,7 +22,7 @@ from barrel_inference.cli.report import (
     human_bytes,
     one_line,
 )
-from barrel_inference.errors import BarrelError, ConfigError, ContextExceededError, ModelNotFoundError
+from barrel_inference.errors import BarrelError, ConfigError, ContextExceededError, DirectiveError, ModelNotFoundError
 
 
 def test_help_lists_the_commands_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_one_command_is_imported_not_all() -> None:
 
 
 def test_exit_codes_tell_kinds_of_failure_apart() -> None:
-    assert exit_code(ConfigError("x")) == EXIT_USAGE
+    assert exit_code(ConfigError("x")) == exit_code(DirectiveError("x")) == EXIT_USAGE
     assert exit_code(ModelNotFoundError("x")) == EXIT_NOT_FOUND
     assert exit_code(ContextExceededError("x")) == EXIT_REFUSED
     assert exit_code(BarrelError("x")) == 1

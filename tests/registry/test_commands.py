@@ -96,7 +96,7 @@ def test_create(shell: Shell, tmp_path: Path) -> None:
     )
     (tmp_path / "Modelfile").write_text("FROM tiny\nFOO bar")
     code, _, err = shell.run("create", "x")
-    assert code == 1 and err.startswith("error: (line 2): directive 'FOO' is not supported")
+    assert code == 2 and err.startswith("error: (line 2): directive 'FOO' is not supported")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_create(shell: Shell, tmp_path: Path) -> None:
         (("cp", "nope", "x"), 3, "model 'nope' not found"),
         (("pull", "nope"), 5, "file does not exist"),
         (("pull", "../x"), 3, "no such file"),
-        (("pull", "a b"), 1, "invalid model name"),
+        (("pull", "a b"), 2, "invalid model name"),
         (("edit", "nope", "top_k"), 2, "not of the form name=value"),
         (("show", "nope", "--system", "--license"), 2, "only one of"),
     ],

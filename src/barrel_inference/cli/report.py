@@ -11,7 +11,9 @@ import typer
 from barrel_inference.errors import (
     BarrelError,
     ConfigError,
+    InvalidNameError,
     ModelFileError,
+    ModelfileError,
     ModelNotFoundError,
     NotLoadedError,
     PullError,
@@ -30,6 +32,8 @@ EXIT_INTERRUPTED = 130
 _EXIT_CODES: tuple[tuple[type[BarrelError], int], ...] = (
     (ConfigError, EXIT_USAGE),
     (TierError, EXIT_USAGE),
+    (InvalidNameError, EXIT_USAGE),
+    (ModelfileError, EXIT_USAGE),
     (ModelNotFoundError, EXIT_NOT_FOUND),
     (ModelFileError, EXIT_NOT_FOUND),
     (NotLoadedError, EXIT_NOT_FOUND),
