@@ -17,6 +17,7 @@ OnFull = Literal["queue", "error"]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
 Signed = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Phase = Literal["starting", "ready", "restarting", "stopping", "stopped", "failed"]
 
 
@@ -58,9 +59,7 @@ class Sampling(Value, frozen=True):
     xtc_threshold: Fraction = 0.1
     logit_bias: dict[int, float] = {}
     ignore_eos: bool = False
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = (
-        None  # None: drawn by the runtime and reported in Completion.seed
-    )
+    seed: Seed | None = None  # None: drawn by the runtime and reported in Completion.seed
 
 
 class Constraint(Value, frozen=True):
@@ -91,9 +90,7 @@ class Request(Value, frozen=True):
     top_logprobs: int = 0
     add_special: bool = True
     parse_special: bool = True  # control tokens written in the prompt text count as such
-    boundaries: tuple[
-        int, ...
-    ] = ()  # character offsets of message ends in a text prompt; token offsets for token prompts
+    boundaries: tuple[int, ...] = ()  # ends of messages: offsets in the prompt, in characters of a text, else in tokens
     cache: CacheMode = "auto"
     exact: Exactness | None = None  # None: the model's default
     parent_key: str | None = None
