@@ -21,8 +21,8 @@ from barrel_inference.server.serving import Listener, bind, url_of
 
 T = TypeVar("T")
 
-STUB = {"backend": "stub", "context_opts": {"n_ctx": 512}}
-SLOW = {**STUB, "stub": {"delay_ms": 20.0, "model": "slow"}}
+STUB: dict[str, Any] = {"backend": "stub", "context_opts": {"n_ctx": 512}}
+SLOW: dict[str, Any] = {**STUB, "stub": {"delay_ms": 20.0, "model": "slow"}}
 TIMEOUT_S = 60.0
 
 

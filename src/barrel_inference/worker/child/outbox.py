@@ -12,7 +12,7 @@ from barrel_inference.worker.messages import Msg, Output, Started
 
 class Outbox:
     """``completed`` sees every end of a request before it is sent (None: an error); ``flushed`` is called after each
-    frame."""
+    step, also of those that only read a prompt."""
 
     def __init__(
         self,
@@ -43,4 +43,4 @@ class Outbox:
         if self._messages:
             self._send(self._messages)
             self._messages = []
-            self._flushed()
+        self._flushed()
