@@ -1,5 +1,6 @@
 """gpt-oss: an answer is a row of messages, each with a channel and perhaps a recipient. Pure; a parser belongs to the
-one who feeds it.
+one who feeds it. Not through ``openai-harmony``, which fetches a vocabulary from the network when it is first used; the
+tests hold ours against it.
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
     <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{…}<|call|>
