@@ -76,6 +76,13 @@ def test_safe_names_are_names(text: str) -> None:
     assert parse_name(safe_name(text)).tag == "latest"
 
 
+def test_names_of_other_scripts_do_not_become_one() -> None:
+    assert safe_name("modèle 1") == "modele-1"
+    assert safe_name("модель-7b") == "7b-2011b113"
+    names = [safe_name(text) for text in ("модель-7b", "привет-7b", "日本", "中国", "7b", "model")]
+    assert len(set(names)) == len(names)
+
+
 @pytest.mark.parametrize(
     ("text", "canonical", "name"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -113,8 +114,13 @@ def _shortest(parts: list[str]) -> str:
 
 
 def safe_name(text: str) -> str:
-    """The nearest valid model or tag name: for names taken from file names and revisions."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).lstrip(".-")[:80] or "model"
+    """The nearest valid model or tag name: for names taken from file names and revisions. Letters of other scripts leave
+    a hash of the text behind, so that two names do not become one."""
+    plain = "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", plain).lstrip(".-")[:80] or "model"
+    if not any(char.isalnum() and not char.isascii() for char in plain):
+        return name
+    return f"{name[:71].rstrip('-')}-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
 class Spec(NamedTuple):
