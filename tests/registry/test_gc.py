@@ -149,6 +149,39 @@ async def test_the_blob_of_an_unreadable_manifest_is_spared(hub: Hub, registry: 
     assert any(item.kind == "blob" for item in registry.gc())
 
 
+async def test_what_is_no_file_stops_nothing_and_takes_nothing(hub: Hub, registry: Registry) -> None:
+    publish(hub)
+    await pull(registry, "a")
+    long_ago = time.time() - 99 * 86400
+    for path in ("manifests/a/dir.json", "refs/dir.ref", "tmp/dir.lease", "tmp/dir.part", "tmp/dir.state"):
+        (registry.root / path).mkdir()
+        os.utime(registry.root / path, (long_ago, long_ago))
+    os.mkfifo(registry.root / "manifests" / "a" / "pipe.json")
+    os.mkfifo(registry.root / "refs" / "pipe.ref")
+    assert {item.kind for item in registry.gc()} == {"temporary"}
+    listing = registry.list()
+    assert [manifest.name for manifest in listing.manifests] == ["a"] and len(listing.broken) == 2
+    assert [result.problem for result in registry.verify(["a"])] == [None]
+
+
+async def test_a_link_among_the_blobs_is_only_a_link(hub: Hub, registry: Registry, tmp_path: Path) -> None:
+    publish(hub)
+    await pull(registry, "a")
+    blob = registry.locate("a").path
+    outside = tmp_path / "outside.gguf"
+    blob.rename(outside)
+    blob.symlink_to(outside)
+    assert [result.problem for result in registry.verify()] == [None]
+    outside.write_bytes(b"damaged")
+    await pull(registry, "a")
+    assert outside.read_bytes() == b"damaged" and blob.read_bytes() == WEIGHTS[0] and not blob.is_symlink()
+    blob.unlink()
+    blob.symlink_to(outside)
+    registry.remove("a")
+    registry.gc()
+    assert outside.exists() and blob_names(registry) == set()
+
+
 async def test_leftovers_of_dead_writers_go(registry: Registry) -> None:
     registry._ground.root.prepare()
     (registry.root / "refs" / f".x.ref.{'0' * 32}").write_text("half")

@@ -62,7 +62,7 @@ def _blobs(ground: Ground, manifests: list[Manifest], held: set[str], now: float
 def _refs(ground: Ground, manifests: list[Manifest]) -> list[tuple[str, Path]]:
     """A ref lives as long as a manifest uses the blob it points to."""
     used = {manifest.blob_path for manifest in manifests}
-    refs = ground.root.refs.glob("*.ref")
+    refs = [path for path in ground.root.refs.glob("*.ref") if path.is_file()]
     return [("ref", path) for path in refs if path.read_text("utf-8", "surrogateescape").strip() not in used]
 
 
@@ -81,7 +81,7 @@ def _unfinished(tmp: Path, held: set[str], now: float, keep_s: float) -> list[tu
                 found.append(("temporary", path))
             case ".uploaded" if age_s >= UPLOAD_KEEP_S:
                 found.append(("upload", path))
-            case ".part" if age_s >= keep_s and _is_idle(path):
+            case ".part" if age_s >= keep_s and path.is_file() and _is_idle(path):
                 found.append(("part", path))
             case ".state" if not path.with_suffix("").exists():
                 found.append(("temporary", path))

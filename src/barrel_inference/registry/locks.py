@@ -93,6 +93,8 @@ def leased(directory: Path) -> set[str]:
     """All names in leases whose owners live; leases of the dead are removed. Call under the root's lock."""
     names: set[str] = set()
     for path in directory.glob("*.lease"):
+        if not path.is_file():
+            continue  # not one of ours
         fd = try_lock(path)
         if fd is None:
             names.update(path.read_text("ascii", "replace").split())

@@ -114,8 +114,8 @@ def _shortest(parts: list[str]) -> str:
 
 
 def safe_name(text: str) -> str:
-    """The nearest valid model or tag name: for names taken from file names and revisions. Letters of other scripts leave
-    a hash of the text behind, so that two names do not become one."""
+    """The nearest valid model or tag name: for names taken from file names and revisions. Letters of other scripts
+    leave a hash of the text behind, so that two names do not become one."""
     plain = "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", plain).lstrip(".-")[:80] or "model"
     if not any(char.isalnum() and not char.isascii() for char in plain):

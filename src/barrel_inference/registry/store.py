@@ -108,10 +108,16 @@ class Store:
 
     def mentioned_digests(self) -> set[str] | None:
         """Digests that manifests mention, unreadable ones too: gc must not take the weights of one that a repair could
-        save. None when one mentions none (a power cut leaves it empty): nobody can tell which weights were its own."""
+        save. None when one mentions none (a power cut leaves it empty) or cannot be opened: nobody can tell which
+        weights were its own."""
         found: set[str] = set()
         for path in self._paths():
-            content = Path(path).read_bytes()[:MAX_MANIFEST_BYTES]
+            try:
+                content = _content(path)[1]
+            except FileNotFoundError:
+                continue  # set aside a moment ago, or removed
+            except (OSError, ManifestError):
+                return None
             mentioned = re.findall(rb"sha256[:-]([0-9a-f]{64})", content)
             if not mentioned:
                 return None
