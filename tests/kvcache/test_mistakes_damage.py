@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -112,6 +113,43 @@ def test_a_file_that_is_gone_is_a_miss(tmp_path: Path) -> None:
     answer = one.run(PROMPT, cache="read")
     assert same(answer, whole)
     assert one.checkpoints.counters["corrupt"] == 0
+
+
+def test_a_tier_that_is_deleted_while_it_is_used(tmp_path: Path) -> None:
+    """Never a wrong answer, and the next conversation is kept again."""
+    one = runner(tmp_path / "tier")
+    whole = one.run(PROMPT)
+    shutil.rmtree(tmp_path / "tier")
+    assert same(one.run(PROMPT), whole)
+    other = list(range(600, 900))
+    first = one.run(other)
+    again = one.run(other)
+    assert again.restored == len(other) - 1 and same(again, first)
+    assert one.checkpoints.counters["corrupt"] == 0
+    assert verify([Tier(spec(tmp_path / "tier"))]).corrupt == 0
+
+
+def test_a_quota_that_was_lowered_since_is_kept(tmp_path: Path) -> None:
+    runner(tmp_path).run(PROMPT)
+    held = Tier(spec(tmp_path)).allocated()
+    small = runner(tmp_path, quota_bytes=held // 2)
+    assert small.run(PROMPT, cache="read").restored == len(PROMPT) - 1
+    other = small.run(list(range(600, 900)))
+    assert small.checkpoints.counters["drops"] > 0
+    assert Tier(spec(tmp_path)).allocated() <= held
+    backend = FakeBackend()
+    assert same(other, Runner(backend, open_on(backend, options())).run(list(range(600, 900))))
+
+
+def test_the_seconds_saved_are_those_that_computing_took(tmp_path: Path) -> None:
+    backend = FakeBackend()
+    one = Runner(backend, open_on(backend, options(spec(tmp_path))), cost_us_per_token=1000.0)
+    one.run(PROMPT)
+    assert one.checkpoints.counters["prefill_s_saved"] == 0
+    restored = one.run(PROMPT).restored
+    assert one.checkpoints.counters["prefill_s_saved"] == pytest.approx(restored * 0.001, rel=0.01)
+    one.run(PROMPT[:100])
+    assert one.checkpoints.counters["prefill_s_saved"] == pytest.approx((restored + 99) * 0.001, rel=0.01)
 
 
 class FailingWrites(Medium):

@@ -100,8 +100,7 @@ class Tier:
 
     def _open(self) -> None:
         try:
-            for folder in ("tmp", "quarantine", "pins"):
-                (self.root / folder).mkdir(parents=True, exist_ok=True)
+            self._make_folders()
             self.quota.add(0)
             test = self._temporary()
             test.write_bytes(b"")
@@ -111,6 +110,10 @@ class Tier:
             raise TierUnusableError(
                 f"tier {self.name}: {self.root} cannot be used: {reason}", tier=self.name, path=str(self.root)
             ) from error
+
+    def _make_folders(self) -> None:
+        for folder in ("tmp", "quarantine", "pins"):
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
 
     # ---- objects
 
@@ -128,6 +131,14 @@ class Tier:
         system, OSError when the medium fails; then nothing of it is visible."""
         if self.has(namespace, name):
             return False
+        try:
+            self._put(namespace, name, parts)
+        except FileNotFoundError:  # deleting files is always safe, the tier's own folders too
+            self._make_folders()
+            self._put(namespace, name, parts)
+        return True
+
+    def _put(self, namespace: str, name: Name, parts: Sequence[memoryview | bytes]) -> None:
         size = sum(len(part) for part in parts)
         with self.quota.reserve(size) as granted:
             if not granted:
@@ -135,7 +146,6 @@ class Tier:
             extra = self._publish(Path(self.path(namespace, name)), parts, size)
         if extra:
             self.quota.add(extra)
-        return True
 
     def _publish(self, final: Path, parts: Sequence[memoryview | bytes], size: int) -> int:
         """Bytes allocated beyond what was reserved."""

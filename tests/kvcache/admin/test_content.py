@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,13 @@ def test_clearing_forgets_what_was_written(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("text"))) == 2
     clear([tier])
     assert list(tmp_path.rglob("text")) == []
+
+
+def test_exports_to_one_file_at_once_do_not_mix(tmp_path: Path) -> None:
+    one = runner(tmp_path / "tier")
+    one.run(PROMPT)
+    with ThreadPoolExecutor(4) as threads:
+        moved = list(threads.map(lambda _: export(store_of(one), PROMPT, tmp_path / "warm.tar"), range(8)))
+    assert {each.objects for each in moved} == {8}
+    assert import_file(tmp_path / "warm.tar", Tier(spec(tmp_path / "other"))).objects == 8
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["warm.tar"]

@@ -9,8 +9,10 @@ Owns nothing. Every object is proven on the way out and on the way in.
 from __future__ import annotations
 
 import io
+import os
 import stat
 import tarfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +41,7 @@ def export(store: Store, tokens: Sequence[int], path: Path, *, salt: str = "") -
     """Write all that is stored of a prompt to ``path``; CacheError when nothing is, or it cannot be written."""
     held = found(store, tokens, salt)
     namespace = store.folder[:NS_HEX]
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")  # others may export there
     objects = n_bytes = 0
     try:
         with tarfile.open(temporary, "w") as tar:

@@ -1,0 +1,175 @@
+"""Reading what a lookup found: every object is proven, what is wrong is never used."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from barrel_inference.kvcache.lookup import Found, find
+from barrel_inference.kvcache.reader import ARENAS, STALE_RATE_S, Memory, Reader
+from barrel_inference.kvcache.record import CorruptError
+from barrel_inference.kvcache.tier import Medium, Tier
+from tests.kvcache.harness import spec
+from tests.kvcache.objects import NAMESPACE, layout, payload, put, store
+
+TOKENS = list(range(600))
+
+
+class Setup:
+    def __init__(self, path: Path, medium: Medium | None = None) -> None:
+        self.now = 0.0
+        self.tier = Tier(spec(path), medium)
+        self.names = put(Tier(spec(path)), TOKENS[:590])
+        self.store = store(self.tier)
+        self.reader = Reader(self.store, layout(), lambda: self.now)
+
+    def find(self) -> Found:
+        return find(self.store, TOKENS, limit=lambda at: at)
+
+    def path(self, index: int) -> Path:
+        return Path(self.tier.path(NAMESPACE.hex(), self.names[index]))
+
+    def read(self) -> bytes:
+        reading = self.reader.start(self.find())
+        assert reading is not None
+        try:
+            return bytes(reading.wait())
+        finally:
+            self.reader.finish(reading)
+
+
+def test_the_rows_are_where_they_belong(tmp_path: Path) -> None:
+    one = Setup(tmp_path)
+    found = one.find()
+    reading = one.reader.start(found)
+    assert reading is not None
+    parsed = layout().parse(reading.wait())
+    assert parsed.base is not None and parsed.base.span() == (0, 590)
+    for start in (0, 64, 512):
+        assert b"".join(parsed.base.rows(start, start + 64)) == payload(TOKENS[start : start + 64])
+    assert reading.prefill_s() == pytest.approx(10 * 0.064), "of nine blocks and a tail, as their headers say"
+    one.reader.finish(reading)
+    one.reader.close()
+
+
+@pytest.mark.parametrize("change", [-1, 1, -100, 4096])
+def test_an_object_of_a_wrong_length_is_corrupt(tmp_path: Path, change: int) -> None:
+    one = Setup(tmp_path)
+    data = one.path(4).read_bytes()
+    one.path(4).write_bytes(data[:change] if change < 0 else data + b"x" * change)
+    with pytest.raises(CorruptError):
+        one.read()
+    assert one.store.counters["corrupt"] == 1 and not one.path(4).exists()
+    assert one.find().length == 4 * 64, "the next lookup ends before it"
+    one.read()
+
+
+@pytest.mark.parametrize("at", range(0, 4096, 251))
+def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, at: int) -> None:
+    one = Setup(tmp_path)
+    data = bytearray(one.path(2).read_bytes())
+    data[at % len(data)] ^= 1 << at % 8
+    one.path(2).write_bytes(data)
+    with pytest.raises(CorruptError):
+        one.read()
+    assert one.store.counters["corrupt"] == 1 and not one.path(2).exists()
+
+
+class Failing(Medium):
+    """From when ``is_failing`` is set."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.is_failing = False
+
+    def read(self, path: str, places: Sequence[memoryview]) -> int:
+        if self.is_failing:
+            raise OSError(self.code, os.strerror(self.code))
+        return super().read(path, places)
+
+
+@pytest.mark.parametrize(("code", "corrupt"), [(errno.EIO, 2), (errno.ENOENT, 0), (errno.EACCES, 0), (errno.EMFILE, 0)])
+def test_a_failing_disk_is_a_miss_and_a_bad_sector_is_given_up(tmp_path: Path, code: int, corrupt: int) -> None:
+    medium = Failing(code)
+    one = Setup(tmp_path, medium)
+    found = one.find()
+    medium.is_failing = True
+    reading = one.reader.start(found)
+    assert reading is not None
+    with pytest.raises(OSError, match=os.strerror(code)):
+        reading.wait()
+    one.reader.finish(reading)
+    assert one.store.counters["corrupt"] == corrupt  # each of two threads stops at the first
+
+
+class Short(Medium):
+    """The system returns less than was asked for."""
+
+    def read(self, path: str, places: Sequence[memoryview]) -> int:
+        return super().read(path, places) - 1
+
+
+def test_a_partial_read_is_never_used(tmp_path: Path) -> None:
+    one = Setup(tmp_path)
+    found = one.find()
+    one.tier.medium = Short()
+    reading = one.reader.start(found)
+    assert reading is not None
+    with pytest.raises(CorruptError):
+        reading.wait()
+    one.reader.finish(reading)
+
+
+def test_a_file_removed_between_lookup_and_read_is_a_miss(tmp_path: Path) -> None:
+    one = Setup(tmp_path)
+    found = one.find()
+    one.path(5).unlink()
+    reading = one.reader.start(found)
+    assert reading is not None
+    with pytest.raises(FileNotFoundError):
+        reading.wait()
+    one.reader.finish(reading)
+    assert one.store.counters["corrupt"] == 0
+    assert one.find().length == 5 * 64
+
+
+def test_arenas_are_bounded_unless_it_is_someones_turn(tmp_path: Path) -> None:
+    one = Setup(tmp_path)
+    readings = [one.reader.start(one.find()) for _ in range(ARENAS + 1)]
+    assert readings[-1] is None
+    turn = one.reader.start(one.find(), wait=True)
+    assert turn is not None
+    for reading in [*readings[:-1], turn]:
+        assert reading is not None
+        reading.wait()
+        one.reader.finish(reading)
+    assert one.reader.start(one.find()) is not None
+
+
+def test_a_measured_tier_is_measured_anew_after_a_while(tmp_path: Path) -> None:
+    class Slow(Medium):
+        def read(self, path: str, places: Sequence[memoryview]) -> int:
+            one.now += 1.0
+            return super().read(path, places)
+
+    one = Setup(tmp_path)
+    assert one.reader.expected_s(one.find()) == 0.0
+    one.tier.medium = Slow()
+    one.read()
+    assert one.reader.expected_s(one.find()) > 1.0
+    one.now += STALE_RATE_S + 1
+    assert one.reader.expected_s(one.find()) == 0.0
+
+
+def test_memory_is_reused_and_bounded() -> None:
+    memory = Memory(limit_bytes=200_000)
+    first = memory.take(100_000)
+    assert first is not None and len(first) >= 100_000
+    assert memory.take(100_000) is None
+    memory.give(first)
+    again = memory.take(50_000)
+    assert again is first
