@@ -297,3 +297,46 @@ def test_closing_does_not_wait_for_a_slow_disk(tmp_path: Path) -> None:
     start = time.monotonic()
     one.checkpoints.close()
     assert time.monotonic() - start < 5.0
+
+
+def hurt(rng: random.Random, path: Path) -> None:
+    """Something that happens to files."""
+    data = bytearray(path.read_bytes())
+    at = rng.randrange(len(data))
+    match rng.randrange(5):
+        case 0:
+            data[at] ^= 1 << rng.randrange(8)
+        case 1:
+            del data[at:]
+        case 2:
+            data[at : at + 64] = bytes(64)
+        case 3:
+            other = rng.choice(objects(path.parent.parent.parent))
+            data = bytearray(other.read_bytes())
+    path.unlink()
+    if rng.randrange(5):
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["plain", "swa"])
+def test_whatever_happens_to_the_files_no_answer_is_wrong(tmp_path: Path, seed: int, kind: str) -> None:
+    """Two stores share the directory; some of its files are hurt between any two requests."""
+    rng = random.Random(seed)
+    backends = [FakeBackend(kind, n_swa=100) for _ in range(3)]
+    loads = [options(spec(tmp_path)), options(spec(tmp_path)), options()]
+    *warm, cold = [Runner(backend, open_on(backend, load)) for backend, load in zip(backends, loads, strict=True)]
+    restored = 0
+    for _ in range(16):
+        prompt = [
+            *range(10, rng.choice((70, 150, 330))),
+            *(600 + rng.randrange(3) for _ in range(rng.randrange(1, 90))),
+        ]
+        answer = rng.choice(warm).run(prompt, 3)
+        restored += answer.restored
+        assert same(answer, cold.run(prompt, 3))
+        stored = sorted(path for path in tmp_path.glob("*/??/*") if path.stat().st_size)
+        for path in rng.sample(stored, len(stored) // 5):
+            hurt(rng, path)
+    assert restored > 0
+    assert sum(one.checkpoints.counters["corrupt"] for one in warm) > 0
