@@ -1,0 +1,116 @@
+"""More clients than the server takes: who waits, who is sent away and told when to come back, and that nobody is left
+without an answer. The places of the model are held by the test, so that nothing depends on how fast anybody is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from barrel_inference.server.app import Server
+from tests.server.harness import STUB, RunningServer
+
+DEPTH, CROWD, MANY = 100, 320, 40
+ASK = {"model": "stub", "max_tokens": 2}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+DIALECTS: dict[str, tuple[dict[str, Any], int]] = {  # path: what is asked, the status of a refusal
+    "/api/generate": ({"model": "stub", "prompt": "Hi", "options": {"num_predict": 2}, "stream": False}, 503),
+    "/v1/chat/completions": ({**ASK, "messages": MESSAGES}, 429),
+    "/v1/messages": ({**ASK, "messages": MESSAGES}, 429),
+}
+
+
+def serving(root: Path, places: int) -> RunningServer:
+    return RunningServer(root, num_parallel=places, max_queue=DEPTH, models={"stub": STUB})
+
+
+@asynccontextmanager
+async def connected(server: RunningServer) -> AsyncIterator[Crowd]:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.timeout(240):
+        yield Crowd(server, session)
+
+
+@asynccontextmanager
+async def held(server: RunningServer, places: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """All places of the model, taken; what it yields gives them back."""
+    stack = AsyncExitStack()
+
+    async def take(inside: Server) -> None:
+        entry = inside.service.catalog.resolve("stub")
+        for _ in range(places):
+            await stack.enter_async_context(inside.pool.lease(entry))
+
+    async def release() -> None:
+        await asyncio.to_thread(server.run, lambda inside: stack.aclose())
+
+    await asyncio.to_thread(server.run, take)
+    try:
+        yield release
+    finally:
+        await release()
+
+
+class Answer(NamedTuple):
+    """``told``: when to come back."""
+
+    who: int
+    status: int
+    told: bool
+    body: Any
+
+
+class Crowd:
+    """Clients on one loop, and their answers as they came."""
+
+    def __init__(self, server: RunningServer, session: aiohttp.ClientSession) -> None:
+        self.answers: list[Answer] = []
+        self._server = server
+        self._session = session
+
+    async def ask(self, who: int, path: str) -> None:
+        async with self._session.post(self._server.url + path, json=DIALECTS[path][0]) as response:
+            told = "Retry-After" in response.headers
+            self.answers.append(Answer(who, response.status, told, await response.json()))
+
+    async def until(self, waiting: int, answered: int) -> None:
+        """So many wait in the server, in another thread, and so many have been answered."""
+        while await asyncio.to_thread(waiting_in, self._server) != waiting or len(self.answers) != answered:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def waiting_in(server: RunningServer) -> int:
+    return server.ask(lambda inside: sum(slot.gate.waiting for slot in inside.pool.slots()))
+
+
+async def test_a_crowd_is_answered_whole_or_sent_away(tmp_path: Path) -> None:
+    with serving(tmp_path, places=2) as server:
+        async with connected(server) as crowd, held(server, 2) as release:
+            paths = [list(DIALECTS)[who % len(DIALECTS)] for who in range(CROWD)]
+            clients = [asyncio.create_task(crowd.ask(who, path)) for who, path in enumerate(paths)]
+            await crowd.until(waiting=DEPTH, answered=CROWD - DEPTH)
+            for answer in crowd.answers:
+                assert (answer.status, answer.told) == (DIALECTS[paths[answer.who]][1], True)
+            await release()
+            await asyncio.gather(*clients)
+        assert waiting_in(server) == 0
+    assert Counter(answer.status == 200 for answer in crowd.answers) == {True: DEPTH, False: CROWD - DEPTH}
+
+
+async def test_who_came_later_does_not_pass(tmp_path: Path) -> None:
+    """One place, so that the order is exact."""
+    with serving(tmp_path, places=1) as server:
+        async with connected(server) as crowd, held(server, 1) as release:
+            clients = []
+            for who in range(MANY):
+                clients.append(asyncio.create_task(crowd.ask(who, "/api/generate")))
+                await crowd.until(waiting=who + 1, answered=0)
+            await release()
+            await asyncio.gather(*clients)
+    served = sorted(crowd.answers, key=lambda answer: datetime.fromisoformat(answer.body["created_at"]))
+    assert [answer.who for answer in served] == list(range(MANY))
