@@ -177,6 +177,7 @@ class RegistryOpts(Options, frozen=True):
     registry_credentials: dict[str, str] = {}  # host[:port] -> "user:password", for OCI registries
     allow_private: bool = False  # pull from loopback, private and link-local addresses
     connections: int = 4  # parallel ranges of one file
+    max_bytes_per_s: int = 0  # of one download; 0: no limit
     stall_s: float = 30.0  # without a byte, a connection is given up and tried again
     max_attempts: int = 6  # in a row without a byte of progress
     part_keep_days: float = 14.0  # gc leaves younger unfinished downloads alone

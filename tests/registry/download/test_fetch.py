@@ -126,6 +126,11 @@ async def test_retry_after_is_honoured_and_pauses_grow(download: Download) -> No
     assert download.slept[0] == 7.0 and download.slept[1] < download.slept[2]
 
 
+async def test_a_limit_on_the_speed(download: Download) -> None:
+    assert await download.run(max_bytes_per_s=50_000) == DIGEST  # 419 s, if the waits were real
+    assert max(download.slept) > 100
+
+
 async def test_gives_up_with_the_servers_words(download: Download) -> None:
     download.hub.resources["/model.gguf"].faults = [Fault(status=502, body=b"upstream is gone")] * 99
     with pytest.raises(PullError, match="502: upstream is gone; gave up after 3 attempts"):

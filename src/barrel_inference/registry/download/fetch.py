@@ -20,6 +20,7 @@ from barrel_inference.registry.blobs import require_digest
 from barrel_inference.registry.download.hasher import Hasher
 from barrel_inference.registry.download.network import Network, TransientError, refusal, transient
 from barrel_inference.registry.download.part import Part, Piece, Version
+from barrel_inference.registry.download.rate import Rate
 from barrel_inference.registry.download.server import CONTENT_RANGE, Remote, Server, Sleep
 
 SYNC_EVERY_S = 2.0
@@ -53,6 +54,7 @@ class _Fetch:
     ) -> None:
         self._remote, self._part, self._options, self._on_progress = remote, part, options, on_progress
         self._server = Server(network, remote, options, sleep)
+        self._rate = Rate(options.max_bytes_per_s, sleep)
         self._version, self._has_ranges = Version(remote.size), False
         self._hasher = Hasher(part.path)
         self._writer = ThreadPoolExecutor(1, "part-write")  # keeps the order of writes
@@ -160,6 +162,7 @@ class _Fetch:
                 await loop.run_in_executor(self._writer, self._part.write, piece, data)
                 self._server.progressed()
                 self._report()
+                await self._rate.spend(len(data))
                 if piece.is_done:
                     return
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
