@@ -17,16 +17,16 @@ from barrel_inference.errors import SchemaError
         "if",
         "contains",
         "uniqueItems",
-        "dependentRequired",
         "unevaluatedProperties",
         "propertyNames",
         "$dynamicRef",
     ],
 )
 def test_what_cannot_be_enforced_is_named(keyword: str) -> None:
-    value: Any = {"minLength": 3} if keyword == "propertyNames" else {"x": ["y"]}
+    beside = {"if": {"then": {}}, "unevaluatedProperties": {"allOf": [{}]}}.get(keyword, {})
+    value: Any = {"format": "email"} if keyword == "propertyNames" else {"x": ["y"]}
     with pytest.raises(SchemaError, match=f"'{keyword.replace('$', chr(92) + '$')}'.*#/properties/a") as caught:
-        schema.usable({"properties": {"a": {keyword: value}}})
+        schema.usable({"properties": {"a": {keyword: value, **beside}}})
     assert caught.value.details == {"keyword": keyword}
 
 
@@ -42,6 +42,25 @@ def test_what_cannot_be_enforced_is_named(keyword: str) -> None:
         ({"type": "string", "format": "date"}, {"type": "string", "format": "date"}),
         ({"maximum": 2**63 - 1, "minimum": -(2**63)}, {"maximum": 2**53 - 1, "minimum": -(2**53) + 1}),
         ({"propertyNames": {"type": "string"}, "type": "object"}, {"type": "object"}),
+        (
+            {"propertyNames": {"minLength": 2.0, "maxLength": 3}},
+            {"patternProperties": {"^(?s:.){2,3}$": True}, "type": "object", "additionalProperties": False},
+        ),
+        ({"maxLength": 3.0, "then": {}, "minContains": 2, "contentSchema": {}}, {"maxLength": 3}),
+        ({"unevaluatedProperties": False, "properties": {}}, {"additionalProperties": False, "properties": {}}),
+        ({"unevaluatedItems": False, "items": {}}, {"items": {}}),
+        (
+            {"dependentRequired": {"a": ["b"]}, "allOf": [{}]},
+            {"allOf": [{}, {"anyOf": [{"properties": {"a": False}}, {"required": ["a", "b"]}]}]},
+        ),
+        (
+            {"dependencies": {"a": {"minProperties": 2}}},
+            {
+                "allOf": [
+                    {"anyOf": [{"properties": {"a": False}}, {"required": ["a"], "allOf": [{"minProperties": 2}]}]}
+                ]
+            },
+        ),
         (
             {"propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
             {"patternProperties": {"^a": {"type": "integer"}}, "type": "object", "additionalProperties": False},

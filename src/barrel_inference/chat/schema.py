@@ -29,6 +29,7 @@ _ANNOTATIONS = frozenset(
         "$comment",
         "contentEncoding",
         "contentMediaType",
+        "contentSchema",
         "nullable",
         "discriminator",
         "xml",
@@ -52,7 +53,6 @@ _NEVER = frozenset(
         "dependencies",
         "unevaluatedProperties",
         "unevaluatedItems",
-        "contentSchema",
         "$dynamicRef",
         "$dynamicAnchor",
         "$recursiveRef",
@@ -141,7 +141,7 @@ def _rewritten(schema: Any, where: str, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise SchemaError(f"the schema is nested deeper than {MAX_DEPTH} levels")
     result = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
-    for rewrite in (_no_trivial_keywords, _names_as_patterns, _within_exact_numbers):
+    for rewrite in _REWRITES:
         result = rewrite(result)
     _refuse_unknown(result, where)
     return dict(_children(result, lambda key, value: _rewritten(value, f"{where}/{key}", depth + 1)))
@@ -165,6 +165,15 @@ def _refuse_unknown(schema: Mapping[str, Any], where: str) -> None:
             raise SchemaError(f"the JSON schema keyword {key!r} (at {where}) cannot be enforced", keyword=key)
 
 
+_ADJACENT = {"then": ("if",), "else": ("if",), "if": ("then", "else"), "minContains": ("contains",)}
+_ADJACENT["maxContains"] = _ADJACENT["minContains"]
+
+
+def _no_lonely_keywords(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without what has no effect where none of certain others is beside it."""
+    return {key: value for key, value in schema.items() if any(map(schema.__contains__, _ADJACENT.get(key, (key,))))}
+
+
 def _no_trivial_keywords(schema: dict[str, Any]) -> dict[str, Any]:
     """Without what restricts nothing."""
     kept = {key: value for key, value in schema.items() if value not in _TRIVIAL.get(key, ())}
@@ -181,11 +190,14 @@ def _names_as_patterns(schema: dict[str, Any]) -> dict[str, Any]:
     rest = {key: value for key, value in schema.items() if key != "propertyNames"}
     if names is True or (isinstance(names, Mapping) and not names.keys() - _ANNOTATIONS - {"type"}):
         return rest
-    if (
-        not isinstance(names, Mapping)
-        or names.keys() - _ANNOTATIONS - {"type", "pattern", "enum"}
-        or "patternProperties" in rest
-    ):
+    if names is False:
+        return rest | {"maxProperties": 0}
+    if not isinstance(names, Mapping) or "patternProperties" in rest:
+        return schema
+    if names.keys() <= _ANNOTATIONS | {"type", "minLength", "maxLength"}:
+        counts = _whole_counts(dict(names))
+        names = {"pattern": f"^(?s:.){{{counts.get('minLength', 0)},{counts.get('maxLength', '')}}}$"}
+    if names.keys() - _ANNOTATIONS - {"type"} not in ({"pattern"}, {"enum"}):
         return schema
     others = rest.pop("additionalProperties", True)
     if "enum" in names:
@@ -196,6 +208,51 @@ def _names_as_patterns(schema: dict[str, Any]) -> dict[str, Any]:
     return rest | {"type": "object", "additionalProperties": False}
 
 
+_APPLICATORS = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas"})
+
+
+def _evaluated(schema: dict[str, Any]) -> dict[str, Any]:
+    """What no other keyword has seen is, without keywords that look into other schemas, what is not listed."""
+    result = dict(schema)
+    if _APPLICATORS & schema.keys() or isinstance(schema.get("items"), list):
+        return result
+    for unevaluated, plain in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+        if unevaluated in result:
+            result.setdefault(plain, result.pop(unevaluated))
+            result.pop(unevaluated, None)
+    return result
+
+
+def _dependencies_as_choices(schema: dict[str, Any]) -> dict[str, Any]:
+    """Either a property is absent, or what depends on it holds."""
+    found = {key: schema[key] for key in ("dependencies", "dependentRequired", "dependentSchemas") if key in schema}
+    others = schema.get("allOf", [])
+    if not found or not isinstance(others, list) or not all(isinstance(each, Mapping) for each in found.values()):
+        return schema
+    needs = [need for each in found.values() for need in each.items()]
+    choices = [{"anyOf": [{"properties": {name: False}}, _with_need(name, need)]} for name, need in needs]
+    rest = {key: value for key, value in schema.items() if key not in found}
+    return rest | {"allOf": [*others, *choices]} if choices else rest
+
+
+def _with_need(name: str, need: Any) -> dict[str, Any]:
+    """``need``: names of properties (one may stand alone), or a schema."""
+    if isinstance(need, list | str):
+        return {"required": [name, *([need] if isinstance(need, str) else need)]}
+    return {"required": [name], "allOf": [need]}
+
+
+_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
+
+
+def _whole_counts(schema: dict[str, Any]) -> dict[str, Any]:
+    """2.0 is a whole number, too."""
+    return {
+        key: int(value) if key in _COUNTS and isinstance(value, float) and value.is_integer() else value
+        for key, value in schema.items()
+    }
+
+
 def _within_exact_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     result = dict(schema)
     for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
@@ -203,6 +260,17 @@ def _within_exact_numbers(schema: dict[str, Any]) -> dict[str, Any]:
         if isinstance(bound, int | float) and not isinstance(bound, bool) and abs(bound) > _LARGEST:
             result[key] = _LARGEST if bound > 0 else -_LARGEST
     return result
+
+
+_REWRITES = (
+    _whole_counts,
+    _no_lonely_keywords,
+    _no_trivial_keywords,
+    _evaluated,
+    _names_as_patterns,
+    _dependencies_as_choices,
+    _within_exact_numbers,
+)
 
 
 def _without_self_reference(schema: dict[str, Any]) -> dict[str, Any]:

@@ -33,22 +33,30 @@ def allows(made: LLMatcher, value: Any) -> bool:
     return bool(trial.validate_tokens(data) == len(data) and trial.consume_tokens(data) and trial.is_accepting())
 
 
+def judged(made: LLMatcher | str, case: dict[str, Any]) -> str:
+    if isinstance(made, str):
+        return "refused by name"
+    allowed = allows(made, case["data"])
+    return "right" if allowed == case["valid"] else "too strict" if case["valid"] else "too loose"
+
+
 @pytest.mark.parametrize("draft", ["draft2020-12", "draft7"])
 def test_the_suite(draft: str) -> None:
     counts: Counter[str] = Counter()
+    by_keyword: dict[str, Counter[str]] = {}
     too_much: list[str] = []
     for stem, group in groups(draft):
         made = matcher(group["schema"])
         for case in group["tests"]:
-            if isinstance(made, str):
-                counts["refused by name"] += 1
-                continue
-            allowed = allows(made, case["data"])
-            counts["right" if allowed == case["valid"] else "too strict" if case["valid"] else "too loose"] += 1
-            if allowed and not case["valid"]:
+            verdict = judged(made, case)
+            counts[verdict] += 1
+            by_keyword.setdefault(stem, Counter())[verdict] += 1
+            if verdict == "too loose":
                 too_much.append(f"{stem}: {group['description']}: {case['description']}")
     total = sum(counts.values())
+    for stem, verdicts in sorted(by_keyword.items()):
+        print(f"  {stem}: {dict(verdicts)}")
     print(f"{draft}: {dict(counts)} of {total}; too loose: {too_much}")
     assert total > 300
-    assert counts["right"] + counts["refused by name"] + counts["too strict"] >= total * 0.97
-    assert counts["right"] >= total * 0.5
+    assert not too_much, "what the schema forbids may be written"
+    assert counts["right"] >= total * 0.6
