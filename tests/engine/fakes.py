@@ -17,10 +17,11 @@ from barrel_inference.config import ContextOpts, LoadOptions
 from barrel_inference.engine import sequence as resident
 from barrel_inference.engine.backend import Backend, BackendInfo, DecodeStatus, Slice, WeightsInMemory
 from barrel_inference.engine.engine import Engine
-from barrel_inference.engine.kvstore import KVStore, NoCheckpoints, NoPlan, Plan, SaveReason
+from barrel_inference.engine.kvstore import KVStore, NoPlan, Plan
 from barrel_inference.engine.requests.generation import Generation, LogitMask
 from barrel_inference.engine.requests.prepare import Preparer, Tokenised
 from barrel_inference.errors import BarrelError
+from barrel_inference.kvcache.policy import SaveReason
 from barrel_inference.types import CacheReport, Chunk, Completion, Constraint, Exactness, Request, Sampling
 
 N_VOCAB = 256
@@ -230,7 +231,7 @@ class FakePlan:
         return n_prompt
 
 
-class FakeStore(NoCheckpoints):
+class FakeStore(KVStore):
     """Keeps whole token lists; ``fails`` makes restores fail."""
 
     def __init__(self, backend: FakeBackend) -> None:
@@ -351,7 +352,7 @@ class Bench:
         self.clock = Clock()
         self.backend = FakeBackend(self.clock, **facts)
         self.store = FakeStore(self.backend)
-        self.run_on(self.backend, self.store if store else NoCheckpoints(self.backend), exact)
+        self.run_on(self.backend, self.store if store else KVStore(self.backend), exact)
 
     def run_on(self, backend: Backend, store: KVStore, exact: Exactness = "live") -> Bench:
         """Start afresh, as a new worker would, on these."""

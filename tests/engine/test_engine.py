@@ -8,7 +8,7 @@ import pytest
 
 from barrel_inference.config import LoadOptions
 from barrel_inference.engine.engine import Engine
-from barrel_inference.engine.kvstore import NoCheckpoints
+from barrel_inference.engine.kvstore import KVStore
 from barrel_inference.errors import (
     BarrelError,
     ConfigError,
@@ -226,7 +226,7 @@ def test_the_batch_must_hold_a_token_of_every_sequence() -> None:
     clock = Clock()
     backend = FakeBackend(clock, n_batch=3, n_seq_max=4)
     with pytest.raises(ConfigError):
-        Engine(backend, NoCheckpoints(backend), LoadOptions(id="m"), Results(), clock)
+        Engine(backend, KVStore(backend), LoadOptions(id="m"), Results(), clock)
 
 
 # ---- the thread

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from barrel_inference.config import ContextOpts, LoadOptions
-from barrel_inference.engine.kvstore import NoCheckpoints
+from barrel_inference.engine.kvstore import KVStore
 from barrel_inference.engine.stub import StubBackend
 from barrel_inference.errors import DecodeError
 from barrel_inference.types import Sampling
@@ -25,7 +25,7 @@ PROMPTS = [tokens(n, seed=n) for n in (3, 64, 300, 700)]
 def bench(**faults: Any) -> Bench:
     context = ContextOpts(n_ctx=1024, n_batch=256, n_seq_max=4)
     backend = StubBackend(LoadOptions(id="m", backend="stub", context_opts=context, stub=faults))
-    return Bench().run_on(backend, NoCheckpoints(backend))
+    return Bench().run_on(backend, KVStore(backend))
 
 
 def solo(prompt: list[int], sampling: Sampling) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import msgspec
 
 from barrel_inference.config import LoadOptions
 from barrel_inference.engine.backend import Backend, DecodeStatus, Slice
-from barrel_inference.engine.kvstore import KVStore, SaveReason
+from barrel_inference.engine.kvstore import KVStore
 from barrel_inference.engine.requests.admission import Admission
 from barrel_inference.engine.requests.generation import Generation, State
 from barrel_inference.engine.requests.inbox import Inbox
@@ -33,6 +33,7 @@ from barrel_inference.errors import (
     RequestTimeoutError,
     SeqCapacityError,
 )
+from barrel_inference.kvcache.policy import SaveReason
 from barrel_inference.types import CacheReport, Chunk, FinishReason
 
 log = logging.getLogger(__name__)
@@ -144,6 +145,10 @@ class Engine:
             self._sample(batch)
         self._tell()
         return bool(batch)
+
+    def make_room(self) -> bool:
+        """Give up what idle sequences hold; whether they held anything. Only from a function given to ``call``."""
+        return self._replay.drop_idle()
 
     # ---- receive
 

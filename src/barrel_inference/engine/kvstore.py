@@ -1,4 +1,5 @@
-"""The seam to the KV store: what the engine asks of ``engine.checkpoints``, and the null store. Owns nothing.
+"""The seam to the KV store: what the engine asks of it, and the null store, from which ``engine.checkpoints`` derives.
+Owns nothing.
 
 ``find`` and ``release`` may be called from any thread, everything else from the engine thread between decodes.
 """
@@ -6,13 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from barrel_inference.engine import sequence as resident
 from barrel_inference.engine.backend import Backend
+from barrel_inference.kvcache.policy import SaveReason
 from barrel_inference.types import Exactness
-
-SaveReason = Literal["cold", "continued", "finish", "evict", "shutdown"]
 
 
 class Plan(Protocol):
@@ -36,39 +36,6 @@ class Plan(Protocol):
         """How far the rows equal a cold run's once the rest of the prompt has been prefilled alone."""
 
 
-class KVStore(Protocol):
-    def find(
-        self,
-        tokens: Sequence[int],
-        *,
-        salt: str = "",
-        exact: Exactness | None = None,
-        cuts: Collection[int] | None = None,
-        free_from: int = 0,
-        at_least: int = 0,
-        parent_key: str | None = None,
-    ) -> Plan:
-        """The longest prefix that may be restored, at most len(tokens) - 1. ``cuts``: only these lengths, or any from
-        ``free_from`` on."""
-
-    def release(self, plan: Plan) -> None: ...
-
-    def restore(self, plan: Plan, seq: int) -> int:
-        """Tokens now in ``seq``: ``plan.length``, or 0 with the sequence left empty."""
-
-    def stops(self, n_prompt: int, boundaries: Sequence[int], start: int = 0) -> tuple[int, ...]:
-        """Ascending positions where prefill must stop so that a state can be captured."""
-
-    def shareable(self, sequence: resident.Sequence, wanted: int) -> int:
-        """How many of its first ``wanted`` tokens may be shared in place, given window and recurrent state."""
-
-    def after_step(self, sequence: resident.Sequence) -> None:
-        """``sequence.tokens`` has grown: capture what is complete. Only copies."""
-
-    def finish(self, sequence: resident.Sequence, reason: SaveReason) -> str | None:
-        """Capture the rest; the finish key when everything is saved."""
-
-
 class NoPlan:
     length = 0
     tier = None
@@ -79,8 +46,9 @@ class NoPlan:
         return n_prompt
 
 
-class NoCheckpoints:
-    """Nothing is stored; resident sequences are still shared where the model's memory allows it."""
+class KVStore:
+    """What the engine asks; this one stores nothing. Resident sequences are still shared where the model's memory
+    allows it."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -96,18 +64,23 @@ class NoCheckpoints:
         at_least: int = 0,
         parent_key: str | None = None,
     ) -> Plan:
+        """The longest prefix that may be restored, at most len(tokens) - 1. ``cuts``: only these lengths, or any from
+        ``free_from`` on."""
         return NoPlan()
 
     def release(self, plan: Plan) -> None:
         pass
 
     def restore(self, plan: Plan, seq: int) -> int:
+        """Tokens now in ``seq``: ``plan.length``, or 0 with the sequence left empty."""
         return 0
 
     def stops(self, n_prompt: int, boundaries: Sequence[int], start: int = 0) -> tuple[int, ...]:
+        """Ascending positions where prefill must stop so that a state can be captured."""
         return ()
 
     def shareable(self, sequence: resident.Sequence, wanted: int) -> int:
+        """How many of its first ``wanted`` tokens may be shared in place, given window and recurrent state."""
         info = self._backend.info
         if wanted == len(sequence.tokens):
             return wanted
@@ -119,7 +92,8 @@ class NoCheckpoints:
         return wanted
 
     def after_step(self, sequence: resident.Sequence) -> None:
-        pass
+        """``sequence.tokens`` has grown: capture what is complete. Only copies."""
 
     def finish(self, sequence: resident.Sequence, reason: SaveReason) -> str | None:
+        """Capture the rest; the finish key when everything is saved."""
         return None

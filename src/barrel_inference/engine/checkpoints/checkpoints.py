@@ -14,7 +14,7 @@ from barrel_inference.engine import sequence as resident
 from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.checkpoints.restoring import Restorer, StoredPlan
 from barrel_inference.engine.checkpoints.saving import Saver
-from barrel_inference.engine.kvstore import NoCheckpoints, Plan
+from barrel_inference.engine.kvstore import KVStore, Plan
 from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.policy import SaveReason, state_stops
 from barrel_inference.kvcache.reader import Reader
@@ -48,7 +48,7 @@ COUNTERS = (
 )  # and restored_tokens_<tier> for each tier
 
 
-class Checkpoints(NoCheckpoints):
+class Checkpoints(KVStore):
     """The null store. ``layout`` (plain | swa | recurrent | hybrid | whole | off) and ``verdict`` ("exact", or why the
     cache is off) are for info()."""
 
