@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from barrel_inference.chat import reasoning
@@ -21,6 +22,8 @@ from barrel_inference.chat.tools.learned import FIRST, SECOND, Probe
 from barrel_inference.chat.tools.scan import common_prefix, common_suffix
 from barrel_inference.chat.tools.syntax import Syntax, parameters
 from barrel_inference.errors import TemplateError
+
+MAX_STUDY_S = 15.0  # of all renderings together; one that is meant well takes milliseconds
 
 
 class Profile(NamedTuple):
@@ -47,9 +50,9 @@ _USER: Message = {"role": "user", "content": "zquser"}
 _ANSWER: Message = {"role": "assistant", "content": "zqcontent"}
 
 
-def study(template: ChatTemplate) -> Profile:
-    """Some forty small renderings."""
-    probing = _Probing(template)
+def study(template: ChatTemplate, clock: Callable[[], float] = time.monotonic) -> Profile:
+    """Some forty small renderings. Raises TemplateError when they take too long."""
+    probing = _Probing(template, clock)
     form = probing.form
     thinking = _thinking(probing)
     syntax = _syntax(probing, thinking)
@@ -60,8 +63,10 @@ def study(template: ChatTemplate) -> Profile:
 class _Probing:
     """Finds the form of a template step by step; what is found is used for the rest."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, clock: Callable[[], float]) -> None:
         self.template = template
+        self._clock = clock
+        self._deadline = clock() + MAX_STUDY_S
         self.form = Form(native_calls=True, native_definitions=True)
         self._settle()
 
@@ -119,6 +124,8 @@ class _Probing:
             return ""
 
     def render_strictly(self, messages: Sequence[Message], **values: Any) -> str:
+        if self._clock() > self._deadline:
+            raise TemplateError(f"the chat template is too slow: {MAX_STUDY_S:g} s for small examples", timeout=True)
         values = {"add_generation_prompt": False, "tools": TOOLS} | values
         return self.template.text(conform(messages, self.form), **values)
 
