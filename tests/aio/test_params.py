@@ -28,8 +28,13 @@ def test_options_reach_the_request_and_its_sampling() -> None:
 
 
 def test_every_request_option_is_passed_on() -> None:
-    handled = {"n", "json_schema", "regex", "grammar", "choices", "start_after", "outside"}
+    handled = {"n", "json_schema", "regex", "grammar", "choices", "start_after", "outside", "trace"}
     assert set(RequestOptions.__struct_fields__) - handled <= set(Request.__struct_fields__)
+
+
+def test_an_id_begins_as_it_is_wished_and_is_unique() -> None:
+    first, second = one(trace="mine"), one(trace="mine")
+    assert first.id.startswith("mine_") and second.id.startswith("mine_") and first.id != second.id
 
 
 def test_n_requests_differ_in_id_and_seed_only() -> None:

@@ -49,6 +49,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     parse_special: bool = True
     keep_special: bool = False
     boundaries: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    trace: Annotated[str, Meta(min_length=1, max_length=128)] = "req"  # begins the request's id, as logs show it
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +79,7 @@ _OPTIONS = frozenset(RequestOptions.__struct_fields__)
 def requests(prompt: Prompt, params: Mapping[str, Any]) -> list[Request]:
     """One request for each of ``n``. Raises InvalidRequestError for anything that is not allowed."""
     options, sampling = parse(params)
-    base = "req_" + secrets.token_hex(8)
+    base = f"{options.trace}_{secrets.token_hex(8)}"
     seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
     checked = check_prompt(prompt)
     constraint = _constraint(options)

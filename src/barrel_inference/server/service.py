@@ -172,7 +172,8 @@ def _complete(completion: Completion) -> None:
 
 
 def _options(entry: Entry, options: Mapping[str, Any], wish: Parameters) -> dict[str, Any]:
-    return wish.request | translate(entry.parameters).request | dict(options)
+    """``trace`` lets the engine's lines in the log be found from the request's own."""
+    return wish.request | translate(entry.parameters).request | dict(options) | {"trace": record.current().id}
 
 
 def merged(entry: Entry, request: ChatRequest, wish: Parameters) -> ChatRequest:
