@@ -117,7 +117,8 @@ class Backend(Protocol):
     def sampler(self, sampling: Sampling, seed: int) -> Sampler: ...
 
     def embed(self, inputs: list[list[int]]) -> list[NDArray[np.float32]]:
-        """Pooled, L2-normalised [n_embd] per input, batched internally. Each input must fit n_ubatch."""
+        """Pooled, L2-normalised [n_embd] per input, batched internally. Each input must fit n_ubatch. KVFullError when
+        the sequences leave no room."""
 
     def rebuild(self) -> None:
         """Replace the context in place after FAILED or ABORTED; all KV is gone, the weights stay."""

@@ -12,8 +12,8 @@ import pytest
 from barrel_inference.config import LoadOptions, ModelOpts
 from barrel_inference.engine.backend import DecodeStatus, Slice
 from barrel_inference.engine.llama import LlamaBackend
-from barrel_inference.errors import ContextExceededError, DecodeError, NoWeightsError, UnsupportedError
-from tests.engine.llama.opened import opened
+from barrel_inference.errors import ContextExceededError, DecodeError, KVFullError, NoWeightsError, UnsupportedError
+from tests.engine.llama.opened import feed, opened
 from tests.support.tiny_files import BERT_CTX, tiny_bert
 from tests.support.tiny_models import N_VOCAB, tiny_model
 
@@ -130,3 +130,14 @@ def test_a_tokenizer_does_not_embed() -> None:
     with pytest.raises(NoWeightsError):
         backend.embed([[1]])
     backend.close()
+
+
+def test_no_room_beside_the_sequences_is_a_typed_error() -> None:
+    with opened(tiny_model("llama"), n_seq_max=1) as backend:
+        feed(backend, 0, 0, 200)
+        with pytest.raises(KVFullError):
+            backend.embed([list(range(100))])
+        assert backend.seq_bounds(0) == (0, 199)
+        assert backend.seq_bounds(backend.scratch) == (-1, -1)
+        backend.seq_remove(0, -1, -1)
+        assert len(backend.embed([list(range(100))])) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from barrel_inference.config import ContextOpts, LoadOptions, ModelOpts
 from barrel_inference.engine.llama import LlamaBackend, features
-from barrel_inference.engine.llama.binding import lib
+from barrel_inference.engine.llama.binding import build, lib
 from barrel_inference.errors import ConfigError, ModelFileError
 from tests.engine.llama.opened import feed, opened
 from tests.support.models import smollm2
@@ -105,6 +105,12 @@ def test_quantised_values_need_flash_attention(type_v: str) -> None:
 def test_flash_attention_is_resolved(asked: bool | str, is_on: bool) -> None:
     with opened(tiny_model("llama"), flash_attn=asked) as backend:
         assert backend.info.flash_attn is is_on
+
+
+def test_the_build_tells_whether_quantised_rows_are_rotated() -> None:
+    names = {build({}), build({"LLAMA_ATTN_ROT_DISABLE": "1"}), build({"LLAMA_ATTN_ROT_DISABLE": "0"})}
+    assert len(names) == 3
+    assert load(tiny_model("llama")).info.build in names
 
 
 def test_rope_options_change_rows_and_name() -> None:

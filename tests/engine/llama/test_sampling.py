@@ -177,6 +177,14 @@ def test_nothing_to_choose_from_is_an_error(choice: Callable[[], Sampling], valu
 
 
 @pytest.mark.parametrize("choice", CHOICES)
+def test_a_logit_that_is_no_number_is_an_error_before_llama_sorts_it(choice: Callable[[], Sampling]) -> None:
+    logits = LOGITS.copy()
+    logits[7] = np.nan
+    with pytest.raises(DecodeError, match="not numbers"):
+        draws(choice(), 1, logits)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
 def test_the_only_one_left_is_chosen(choice: Callable[[], Sampling]) -> None:
     logits = np.full(N_VOCAB, -np.inf, np.float32)
     logits[9] = -30.0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import threading
 from collections import deque
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -21,6 +23,7 @@ _log = logging.getLogger(__name__)
 _ERROR, _WARN, _CONT = 4, 3, 5
 _FLASH_LINE = "resolve_fused_ops: Flash Attention"
 _NO_FLASH_LINE = "flash_attn is not compatible"
+_NO_ROTATION = "LLAMA_ATTN_ROT_DISABLE"  # quantised KV is rotated unless this is set, and its bytes do not tell
 
 
 class LogTail:
@@ -75,12 +78,14 @@ def float_view(pointer: Any, count: int) -> NDArray[np.float32] | None:
     return view
 
 
-def build() -> str:
+def build(environ: Mapping[str, str] = os.environ) -> str:
     """Identifies binding, llama.cpp and state format: KV bytes of another build are never loaded."""
-    return (
+    name = (
         f"llama-cpp-python {version('llama-cpp-python')} llama.cpp {lib.llama_version().decode()} "
         f"session {lib.LLAMA_SESSION_VERSION} seq {lib.LLAMA_STATE_SEQ_VERSION}"
     )
+    rotation = environ.get(_NO_ROTATION)
+    return name if rotation is None else f"{name} {_NO_ROTATION}={rotation}"
 
 
 def features() -> dict[str, Any]:

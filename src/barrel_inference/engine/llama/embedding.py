@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 from barrel_inference.engine.backend import BackendInfo, Slice
 from barrel_inference.engine.llama.batch import Batch
 from barrel_inference.engine.llama.binding import float_view, lib, log_tail
-from barrel_inference.errors import ContextExceededError, DecodeError, UnsupportedError
+from barrel_inference.errors import ContextExceededError, DecodeError, KVFullError, UnsupportedError
 
 Vector = NDArray[np.float32]
 _POOLING_NONE, _POOLING_RANK = 0, 4
+_NO_ROOM = 1
 
 
 def embed(
     context: Any, memory: Any, batch: Batch, info: BackendInfo, inputs: list[list[int]], *, scratch: int
 ) -> list[Vector]:
-    """One L2-normalised [n_embd] vector per input. ContextExceededError for one that does not fit."""
+    """One L2-normalised [n_embd] vector per input. ContextExceededError for one that does not fit, KVFullError for one
+    that does not fit beside the sequences."""
     pooling = lib.llama_pooling_type(context)
     if pooling == _POOLING_RANK:  # llama.cpp answers with fewer than n_embd floats
         raise UnsupportedError("a context that pools for ranking scores, it does not embed")
@@ -91,7 +93,10 @@ def _mean(context: Any, memory: Any, batch: Batch, info: BackendInfo, tokens: li
 def _run(context: Any, memory: Any, batch: Batch) -> None:
     run = lib.llama_decode if memory else lib.llama_encode
     log_tail.clear()
-    if run(context, batch.struct) != 0:
+    status = run(context, batch.struct)
+    if status == _NO_ROOM:
+        raise KVFullError("the KV cache has no room for this input beside what it holds")
+    if status != 0:
         raise DecodeError(f"llama.cpp could not embed: {log_tail.reason('no reason given')}")
 
 

@@ -129,10 +129,10 @@ class LlamaSampler:
         if self._bias is not None:
             tokens, values = self._bias
             logits[tokens] += values
-        token = int(logits.argmax()) if self._plain else self._choose(logits, index)
-        if not logits[token] > -np.inf:  # nor is NaN
+        best = int(logits.argmax())
+        if not logits[best] > -np.inf:  # nor is NaN, which argmax prefers, and which llama.cpp must not sort
             raise DecodeError("no token has a probability: all are forbidden, or the model's logits are not numbers")
-        return token
+        return best if self._plain else self._choose(logits, index)
 
     def _choose(self, logits: NDArray[np.float32], index: int) -> int:
         candidates = self._candidates

@@ -32,7 +32,7 @@ class Replay:
 
     def after_failure(self, status: DecodeStatus, batch: list[Generation]) -> list[tuple[Generation, RequestError]]:
         """Recover; returns those to be ended, with their errors. Everything else waits for its replay."""
-        if status is DecodeStatus.NO_ROOM and self._drop_idle():
+        if status is DecodeStatus.NO_ROOM and self.drop_idle():
             return []
         running = [s.generation for s in self._sequences if s.generation]
         is_alone = len(batch) == 1 and (status is not DecodeStatus.NO_ROOM or len(running) == 1)
@@ -54,7 +54,8 @@ class Replay:
             # What found no room beside others would find none again: it runs alone to its end.
             generation.alone_until = sys.maxsize if status is DecodeStatus.NO_ROOM else generation.position + 1
 
-    def _drop_idle(self) -> bool:
+    def drop_idle(self) -> bool:
+        """Empty the sequences that nothing runs in; whether that made room."""
         idle = [s for s in self._sequences if s.is_idle and s.tokens]
         for sequence in idle:
             self._admission.prefix.empty(sequence)

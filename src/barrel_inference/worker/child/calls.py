@@ -8,10 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.checkpoints import Checkpoints
 from barrel_inference.engine.engine import Engine
-from barrel_inference.errors import CacheError, InvalidRequestError, UnsupportedError
+from barrel_inference.errors import CacheError, InvalidRequestError, KVFullError, UnsupportedError
 from barrel_inference.kvcache.admin import archive, content
 from barrel_inference.kvcache.store import Store
 from barrel_inference.types import CacheLookup, Embedding
@@ -55,10 +58,18 @@ class Calls:
         prompts = [self._tokens(each) for each in inputs]
 
         def work() -> Embedding:
-            vectors = tuple(tuple(map(float, vector)) for vector in self._backend.embed(prompts))
+            vectors = tuple(tuple(map(float, vector)) for vector in self._vectors(prompts))
             return Embedding(vectors=vectors, prompt_tokens=sum(map(len, prompts)))
 
         return self._engine.call(work)
+
+    def _vectors(self, prompts: list[list[int]]) -> list[NDArray[np.float32]]:
+        try:
+            return self._backend.embed(prompts)
+        except KVFullError:
+            if not self._engine.make_room():
+                raise
+            return self._backend.embed(prompts)
 
     def end_session(self, session: str) -> None:
         self._engine.end_session(session)
