@@ -26,13 +26,13 @@ Values = dict[str, dict[str, list[float]]]  # by what, by whom, a value each tur
 # The least (or with "most" the largest) that we want of ours ÷ theirs, and of ours alone.
 RATIOS = {
     "cold prompt, tokens/s": ("least", 1.0),
-    "decode, 1 streams, tokens/s": ("least", 1.0),
-    "decode, 4 streams, tokens/s": ("least", 1.15),
-    "decode, 8 streams, tokens/s": ("least", 1.25),
-    "eight with one head, all, s": ("most", 0.4),
+    "decode: 1 at a time, tokens/s": ("least", 1.0),
+    "decode: 4 at a time, tokens/s": ("least", 1.15),
+    "decode: 8 at a time, tokens/s": ("least", 1.25),
+    "eight with one head: all, s": ("most", 0.4),
 }
 OWN_LIMITS = {
-    "longest pause of a stream beside a long prompt, s": 0.5,
+    "a stream beside a long prompt: longest pause, s": 0.5,
     "HTTP beside the Python API, ms": 3.0,
     "serve without models, RSS, MB": 120.0,
     "serve, until it listens, s": 1.0,

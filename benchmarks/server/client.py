@@ -93,7 +93,7 @@ def _take(reply: Reply, event: dict[str, Any]) -> None:
         raise RuntimeError(str(event["error"]))
     for choice in event["choices"]:
         text = choice.get("text") or choice.get("delta", {}).get("content") or ""
-        if text:
+        if text or (choice.get("finish_reason") and not reply.arrivals):  # all of it may have been control tokens
             reply.arrivals.append(time.perf_counter())
             reply.text += text
     if usage := event.get("usage"):

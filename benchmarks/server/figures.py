@@ -56,7 +56,7 @@ async def decode(subject: Subject, turn: int) -> dict[str, float]:
     for n_streams in (1, 4, 8):
         prompts = [await subject.prompt(64, seed=turn * 100 + n_streams * 10 + i) for i in range(n_streams)]
         replies = await asyncio.gather(*(subject.client.complete(each, subject.sizes.decode) for each in prompts))
-        rates[f"decode, {n_streams} streams, tokens/s"] = steady_rate(replies)
+        rates[f"decode: {n_streams} at a time, tokens/s"] = steady_rate(replies)
     return rates
 
 
@@ -72,7 +72,10 @@ async def edit(subject: Subject, turn: int) -> dict[str, float]:
     middle = len(tokens) // 2
     edited = tokens[:middle] + list(reversed(tokens[middle : middle + 8])) + tokens[middle + 8 :]
     reply = await subject.client.complete(edited, 2)
-    return {"edit at the middle, first token, s": reply.first_token_s, "the same, tokens read": reply.tokens_read}
+    return {
+        "edit at the middle: first token, s": reply.first_token_s,
+        "edit at the middle: tokens read": reply.tokens_read,
+    }
 
 
 async def restart(subject: Subject, turn: int) -> dict[str, float]:
@@ -84,7 +87,7 @@ async def restart(subject: Subject, turn: int) -> dict[str, float]:
     await subject.peer.start()
     started_s = time.perf_counter() - began
     reply = await subject.client.complete(tokens, 2)
-    return {"restart, until ready, s": started_s, "after a restart, first token, s": reply.first_token_s}
+    return {"restart: until ready, s": started_s, "restart: first token, s": reply.first_token_s}
 
 
 async def heads(subject: Subject, turn: int) -> dict[str, float]:
@@ -94,9 +97,9 @@ async def heads(subject: Subject, turn: int) -> dict[str, float]:
     began = time.perf_counter()
     replies = await asyncio.gather(*(subject.client.complete(each, N_ANSWER) for each in prompts))
     return {
-        "eight with one head, all, s": max(reply.ended for reply in replies) - began,
-        "the same, first token, s": statistics.median(reply.first_token_s for reply in replies),
-        "the same, tokens read": sum(reply.tokens_read for reply in replies),
+        "eight with one head: all, s": max(reply.ended for reply in replies) - began,
+        "eight with one head: first token, s": statistics.median(reply.first_token_s for reply in replies),
+        "eight with one head: tokens read": sum(reply.tokens_read for reply in replies),
     }
 
 
@@ -106,9 +109,11 @@ async def conversations(subject: Subject, turn: int) -> dict[str, float]:
     talks = await asyncio.gather(*(_talk(subject, turn * 1000 + i) for i in range(CONVERSATIONS)))
     later = [reply for talk in talks for reply in talk[1:]]
     return {
-        "twelve conversations, all, s": time.perf_counter() - began,
-        "the same, first token of later turns, s": statistics.median(reply.first_token_s for reply in later),
-        "the same, tokens read in later turns": sum(reply.tokens_read for reply in later),
+        "twelve conversations: all, s": time.perf_counter() - began,
+        "twelve conversations: first token of later turns, s": statistics.median(
+            reply.first_token_s for reply in later
+        ),
+        "twelve conversations: tokens read in later turns": sum(reply.tokens_read for reply in later),
     }
 
 
@@ -139,8 +144,8 @@ async def stall(subject: Subject, turn: int) -> dict[str, float]:
     await asyncio.gather(task, return_exceptions=True)
     meanwhile = stream.gaps_after(reader.began) or [time.perf_counter() - stream.arrivals[-1]]
     return {
-        "longest pause of a stream beside a long prompt, s": max(meanwhile),
-        "that prompt, tokens/s": reader.tokens_read / reader.first_token_s,
+        "a stream beside a long prompt: longest pause, s": max(meanwhile),
+        "a stream beside a long prompt: its reading, tokens/s": reader.tokens_read / reader.first_token_s,
     }
 
 

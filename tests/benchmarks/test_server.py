@@ -78,10 +78,10 @@ def test_the_rate_counts_only_while_all_streams_run() -> None:
 
 
 def test_the_ratio_is_of_pairs_and_decides() -> None:
-    row = server.row("decode, 4 streams, tokens/s", {"ours": [100.0, 240.0], "llama-server": [50.0, 200.0]})
+    row = server.row("decode: 4 at a time, tokens/s", {"ours": [100.0, 240.0], "llama-server": [50.0, 200.0]})
     assert row["ours ÷ llama-server"] == Spread((2.0, 1.2))
     assert (row["aim"], row["reached"]) == ("≥ 1.15 ×", "yes")
-    slow = server.row("eight with one head, all, s", {"ours": [5.0], "llama-server": [10.0]})
+    slow = server.row("eight with one head: all, s", {"ours": [5.0], "llama-server": [10.0]})
     assert (slow["aim"], slow["reached"]) == ("≤ 0.4 ×", "no")
 
 
