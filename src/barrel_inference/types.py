@@ -224,6 +224,7 @@ class ModelInfo(Value, frozen=True):
     cache_layout: str = ""  # plain | swa | recurrent | hybrid | whole | off
     cache_verdict: str = ""  # "exact", or why the cache is off
     memory_path: str = ""  # folder in which what it wrote is remembered; empty: nowhere
+    memory_bytes: int = 0  # the most that may be there
     last_cache: CacheReport | None = None
     resident_bytes: int = 0  # of the worker process
     weights_resident_bytes: int = 0  # of the model file, measured with mincore

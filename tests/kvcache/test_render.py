@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barrel_inference.kvcache.render import RELIST_PUTS, RenderMemory, Shelf
+from barrel_inference.kvcache.render import RELIST_PUTS, RenderMemory, Shelf, shelf_bytes
 
 
 def test_the_longest_remembered_beginning_is_found(tmp_path: Path) -> None:
@@ -78,6 +78,17 @@ def test_a_shelf_is_bounded_in_files_and_bytes(tmp_path: Path) -> None:
     shelf.put("big", b"x" * 90)
     assert shelf.names == ["big"]
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 100
+
+
+def test_a_shelf_is_small_against_its_tier(tmp_path: Path) -> None:
+    assert (shelf_bytes(1 << 20), shelf_bytes(1 << 40)) == (32 << 10, 64 << 20)
+    memory = RenderMemory(tmp_path, max_bytes=shelf_bytes(1 << 20))
+    for i in range(20):
+        memory.remember(f"text {i}", range(1000))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 32 << 10
+    assert memory.match("text 0") is None and memory.match("text 19") is not None
+    memory.remember("too long", range(10_000))
+    assert memory.match("too long") is None and memory.match("text 19") is not None
 
 
 def test_a_shelf_of_two_stays_bounded(tmp_path: Path) -> None:

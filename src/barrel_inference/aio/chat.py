@@ -56,12 +56,12 @@ def dialogue_of(info: ModelInfo, chat_template: str | None = None) -> Dialogue:
     for a template. Raises TemplateError."""
     source = chat_template or fallbacks.pick(info.chat_template, frozenset((info.bos_token, info.eos_token)))
     calls, thoughts = (_pair(info.loader.get(name)) for name in ("tool_call_markers", "thinking_markers"))
-    return _dialogue(source, info.bos_token, info.eos_token, calls, thoughts, info.memory_path)
+    return _dialogue(source, info.bos_token, info.eos_token, calls, thoughts, info.memory_path, info.memory_bytes)
 
 
 @lru_cache(maxsize=64)
-def _dialogue(source: str, bos: str, eos: str, calls: Any, thoughts: Any, memory_path: str) -> Dialogue:
-    shelf = Shelf(Path(memory_path) / "turns") if memory_path else None
+def _dialogue(source: str, bos: str, eos: str, calls: Any, thoughts: Any, path: str, max_bytes: int) -> Dialogue:
+    shelf = Shelf(Path(path) / "turns", max_bytes=max_bytes) if path else None
     template = GoTemplate(source) if gotemplate.is_go(source) else Template(source, bos_token=bos, eos_token=eos)
     return Dialogue(template, tool_call_markers=calls, thinking_markers=thoughts, shelf=shelf)
 

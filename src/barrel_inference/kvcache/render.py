@@ -23,11 +23,17 @@ from barrel_inference.kvcache.namespace import write_atomically
 
 MAX_FILES = 4096
 MAX_BYTES = 64 << 20
+QUOTA_SHARE = 32  # a shelf is beside its tier's quota, and small against it
 MAX_FILE_BYTES = 16 << 20
 RELIST_PUTS = 256  # after so many, what other processes put there is counted too
 CHECKSUM = struct.Struct("<Q")
 
 logger = logging.getLogger(__name__)
+
+
+def shelf_bytes(quota_bytes: int) -> int:
+    """How much a shelf beside a tier of that quota may hold."""
+    return min(MAX_BYTES, quota_bytes // QUOTA_SHARE)
 
 
 class Shelf:
@@ -49,7 +55,7 @@ class Shelf:
 
     def put(self, name: str, data: bytes) -> bool:
         """Whether it is there now."""
-        if len(data) > MAX_FILE_BYTES:
+        if len(data) + CHECKSUM.size > min(MAX_FILE_BYTES, self._max_bytes):
             return False
         try:
             write_atomically(self._folder / name, CHECKSUM.pack(xxhash.xxh3_64_intdigest(data)) + data)
@@ -107,8 +113,8 @@ class Remembered(NamedTuple):
 
 
 class RenderMemory:
-    def __init__(self, folder: Path, *, max_files: int = MAX_FILES) -> None:
-        self._shelf = Shelf(folder, max_files=max_files)
+    def __init__(self, folder: Path, *, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> None:
+        self._shelf = Shelf(folder, max_files=max_files, max_bytes=max_bytes)
         self._lock = threading.Lock()
         self._names: dict[int, set[str]] = {}  # digests by text length in bytes; a hint, the shelf forgets
         for name in self._shelf.names:

@@ -19,6 +19,7 @@ from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.policy import SaveReason, state_stops
 from barrel_inference.kvcache.reader import Reader
 from barrel_inference.kvcache.record import short
+from barrel_inference.kvcache.render import shelf_bytes
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.writer import Writer
 from barrel_inference.types import CacheLookup, Exactness
@@ -75,6 +76,12 @@ class Checkpoints(KVStore):
         """Where what was written is remembered, beside the blocks; None where nothing is saved."""
         store = self.store
         return store.save_tier.folder(store.folder) if store is not None and store.save_tier is not None else None
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most that may be remembered there."""
+        tier = self.store.save_tier if self.store is not None else None
+        return shelf_bytes(tier.quota.limit_bytes) if tier is not None else 0
 
     def lookup(self, tokens: Sequence[int], *, salt: str = "") -> CacheLookup:
         """What ``find`` would restore, without reading."""

@@ -70,6 +70,7 @@ def _fixed_facts(options: LoadOptions, backend: Backend, store: Checkpoints) -> 
         kv_bytes_per_token=store.bytes_per_token,
         cache_layout=store.layout,
         memory_path=str(store.memory_folder or ""),
+        memory_bytes=store.memory_bytes,
         cache_verdict=store.verdict,
         vocab_only=info.vocab_only,
         embeddings=info.embeddings,

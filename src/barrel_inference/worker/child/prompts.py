@@ -113,4 +113,5 @@ def _salt(request: Request) -> str:
 
 def _open_memory(checkpoints: Checkpoints) -> RenderMemory | None:
     """Beside the blocks that it helps to find; none where nothing is saved."""
-    return RenderMemory(checkpoints.memory_folder / "render") if checkpoints.memory_folder else None
+    folder = checkpoints.memory_folder
+    return RenderMemory(folder / "render", max_bytes=checkpoints.memory_bytes) if folder else None
