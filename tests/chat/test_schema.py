@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from barrel_inference.chat import schema
 from barrel_inference.errors import SchemaError
@@ -109,3 +112,24 @@ def test_tools_bring_keywords_that_cannot_be_enforced() -> None:
     assert schema.arguments(loose)["properties"] == {"a": {"type": "array", "items": {}}}
     with pytest.raises(SchemaError, match="uniqueItems"):
         schema.arguments(loose, strict=True)
+
+
+WORDS = (
+    "allOf anyOf items properties $ref $defs propertyNames dependentRequired dependencies required unevaluatedItems "
+    "unevaluatedProperties if then minContains maxLength enum x-own"
+)
+KEYWORDS = st.sampled_from(WORDS.split())
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.sampled_from(["#", "a", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(KEYWORDS, JSON, max_size=4))
+def test_whatever_comes_is_rewritten_or_refused(given_schema: dict[str, Any]) -> None:
+    for made in (schema.usable, schema.arguments):
+        try:
+            json.dumps(made(given_schema))
+        except SchemaError as error:
+            assert error.message

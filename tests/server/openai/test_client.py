@@ -85,6 +85,34 @@ async def test_asynchronously(async_client: Any, client: Any) -> None:
     assert text == whole.choices[0].message.content
 
 
+async def test_all_else_asynchronously(async_client: Any, client: Any) -> None:
+    """As the blocking client has it."""
+    assert [each.id async for each in async_client.models.list()] == [each.id for each in client.models.list()]
+    assert (await async_client.models.retrieve("stub")).id == "stub:latest"
+    asked: dict[str, Any] = {"model": "stub", "prompt": "Once", "max_tokens": 6, **GREEDY}
+    whole = await async_client.completions.create(**asked)
+    pieces = [piece async for piece in await async_client.completions.create(**asked, stream=True)]
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    vectors = await async_client.embeddings.create(model="stub", input=["a"])
+    assert vectors.data[0].embedding == client.embeddings.create(model="stub", input=["a"]).data[0].embedding
+    async with async_client.chat.completions.stream(model="ending", messages=ASK, **GREEDY) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.content == chat(client, model="ending", max_tokens=None).choices[0].message.content
+    async with async_client.responses.stream(model="ending", input="Hello", temperature=0) as stream:
+        response = await stream.get_final_response()
+    assert (await async_client.responses.retrieve(response.id)).output_text == response.output_text
+    await async_client.responses.delete(response.id)
+
+
+async def test_parsed_answers(async_client: Any, client: Any) -> None:
+    pydantic = pytest.importorskip("pydantic", reason="the clients extra is not installed")
+    yes = pydantic.create_model("Yes", ok=(bool, ...))
+    asked: dict[str, Any] = {"model": "stub", "messages": ASK, "response_format": yes, **GREEDY}
+    assert client.chat.completions.parse(**asked).choices[0].message.parsed.ok in (True, False)
+    assert (await async_client.chat.completions.parse(**asked)).choices[0].message.parsed.ok in (True, False)
+    assert client.responses.parse(model="stub", input="x", text_format=yes).output_parsed.ok in (True, False)
+
+
 def test_a_second_turn_is_cached(client: Any) -> None:
     first = chat(client)
     talk = [

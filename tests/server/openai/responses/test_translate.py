@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from barrel_inference.errors import BarrelError, InvalidRequestError, UnsupportedError
 from barrel_inference.server.neutral import ChatRequest, ToolChoice
@@ -94,3 +96,24 @@ def test_options() -> None:
     assert asked.tool_choice == ToolChoice(mode="named", name="f")
     assert asked.tools[0]["function"]["strict"] is True
     assert asked.constraint is not None and asked.constraint.json_schema == '{"type": "null"}'
+
+
+PARTS = ["role", "content", "summary", "output", "call_id", "name", "arguments", "id"]
+KEYS = st.sampled_from([*PARTS, "type", "text", "format", "schema", "parameters", "strict"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+ITEM_TYPES = ["message", "reasoning", "function_call", "function_call_output", "item_reference", "other"]
+ITEMS = st.fixed_dictionaries({"type": st.sampled_from(ITEM_TYPES)}, optional=dict.fromkeys(PARTS, JSON))
+
+
+@given(
+    st.lists(ITEMS, max_size=5), st.dictionaries(st.sampled_from(["tools", "tool_choice", "text"]), JSON, max_size=2)
+)
+def test_whatever_comes_is_translated_or_refused(items: list[Any], more: dict[str, Any]) -> None:
+    try:
+        request(input=items, **more)
+    except (BarrelError, msgspec.ValidationError) as error:
+        assert str(error)
