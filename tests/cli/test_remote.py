@@ -115,5 +115,15 @@ def test_a_server_that_is_not_there(run: Run, command: tuple[str, ...]) -> None:
     assert "no server at http://127.0.0.1:9" in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_run(run: Run) -> None:
+    few = ("--max-tokens", "5", "--temperature", "0")
+    whole = told(run("run", "stub", "Hello", *few, "--json"))
+    assert whole["eval_count"] == 5
+    streamed = run("run", "stub", "Hello", *few, "-v")
+    assert streamed.stdout.strip() == whole["message"]["content"].strip()
+    assert "tokens" in streamed.stderr
+    assert told(run("run", "stub", "Hello", "--raw", *few, "--json"))["prompt_eval_count"] < whole["prompt_eval_count"]
+
+
 def test_nothing_was_done_on_this_machine(run: Run, home: Path) -> None:
     assert [path for path in home.rglob("*") if path.is_file()] == []

@@ -11,7 +11,8 @@ import typer
 from barrel_inference.aio import AsyncModel, AsyncStream
 from barrel_inference.aio.chat import AsyncChatStream
 from barrel_inference.chat.events import Content, Finished, Reasoning
-from barrel_inference.cli import local
+from barrel_inference.cli import local, remote, session
+from barrel_inference.cli.client import Client
 from barrel_inference.cli.report import Json, print_json
 from barrel_inference.errors import ConfigError
 from barrel_inference.server.models.catalog import Entry
@@ -39,7 +40,7 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say afterwards what it took.")] = False,
     json: Json = False,
 ) -> None:
-    """Answer a prompt with a model, without a server.
+    """Answer a prompt with a model, without a server or by the one that BARREL_INFERENCE_HOST names.
 
     A long prompt is read once: what was read is kept on disk, and the next run with the same beginning starts there.
 
@@ -55,6 +56,15 @@ def run(
             system=system,
             options=_given(num_predict=max_tokens, temperature=temperature, seed=seed, num_ctx=ctx),
         )
+        return
+    if (server := remote.named()) is not None:
+        options = _given(num_predict=max_tokens, temperature=temperature, seed=seed, num_ctx=ctx, num_gpu=gpu_layers)
+        body = {"model": model, "options": options, **({"cache": "off"} if no_cache else {})}
+        final = _ask_there(server, body | _said(_question(prompt), system, raw), silent=json)
+        if json:
+            print_json(final)
+        elif verbose:
+            typer.echo(session.summary(final), err=True)
         return
     params = _given(max_tokens=max_tokens, temperature=temperature, seed=seed)
     context, layers = _given(n_ctx=ctx), _given(n_gpu_layers=gpu_layers)
@@ -87,6 +97,27 @@ def _question(prompt: str | None) -> str:
     if not question:
         raise ConfigError('there is nothing to ask: barrel-inference run MODEL "a question"', option="prompt")
     return question
+
+
+def _said(question: str, system: str | None, raw: bool) -> dict[str, Any]:
+    if raw:
+        return {"prompt": question, "raw": True}
+    messages = [{"role": "system", "content": system}] if system else []
+    return {"messages": [*messages, {"role": "user", "content": question}]}
+
+
+def _ask_there(server: Client, body: dict[str, Any], silent: bool) -> dict[str, Any]:
+    """Stream to standard output unless ``silent``; the server's last piece."""
+    path = "/api/chat" if "messages" in body else "/api/generate"
+    if silent:
+        return dict(server.ask("POST", path, body | {"stream": False}))
+    piece: dict[str, Any] = {}
+    for piece in server.lines(path, body):
+        said = piece.get("message", piece)
+        typer.echo(said.get("thinking") or "", nl=False, err=True)
+        typer.echo(said.get("content") or said.get("response") or "", nl=False)
+    typer.echo()
+    return piece
 
 
 async def _answer(name: str, asked: Asked, options: dict[str, Any], silent: bool) -> Completion:
