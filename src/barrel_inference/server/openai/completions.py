@@ -52,9 +52,9 @@ class Writer:
         self._ends: dict[int, Counted] = {}
         self._n = body.n or 1
 
-    def chunk(self, numbered: Numbered) -> wire.Completion:
+    def chunks(self, numbered: Numbered) -> list[wire.Completion]:
         choice = self._choice(numbered)
-        return wire.Completion(**self._head, choices=[choice], usage=None if self._usage else UNSET)
+        return [wire.Completion(**self._head, choices=[choice], usage=None if self._usage else UNSET)]
 
     def last_chunk(self) -> wire.Completion | None:
         if not self._usage:

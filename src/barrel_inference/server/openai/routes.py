@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -14,12 +15,12 @@ from starlette.responses import Response
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.streaming import JSON, SSE, Answer, Stream, sse
 from barrel_inference.server.neutral import Service
-from barrel_inference.server.openai import completions, translate, wire
-from barrel_inference.server.openai.chunks import Writer
+from barrel_inference.server.openai import chunks, completions, translate, wire
 from barrel_inference.server.openai.failure import failure, last_words
 from barrel_inference.server.openai.responses.routes import Responses
 
 DONE = sse(b"[DONE]")
+Event = TypeVar("Event")
 
 
 def routes(service: Service, *, keep_alive: bool = False) -> list[Operation]:
@@ -70,45 +71,19 @@ class OpenAI:
     async def chat(self, request: Request) -> Response:
         body = await read(request, wire.ChatCompletionRequest)
         asked = translate.chat(body, keep_alive=self._keep_alive)
-        writer = Writer(
+        writer = chunks.Writer(
             body.model,
             logprobs=bool(body.logprobs),
             usage=bool(body.stream_options and body.stream_options.include_usage),
             functions=bool(body.functions and not body.tools),
         )
 
-        async def chunks() -> AsyncGenerator[bytes, None]:
-            async with aclosing(self._service.chat(asked)) as events:
-                async for event in events:
-                    for chunk in writer.chunks(event):
-                        yield sse(msgspec.json.encode(chunk))
-            if (last := writer.last_chunk()) is not None:
-                yield sse(msgspec.json.encode(last))
-            yield DONE
-
-        async def whole() -> bytes:
-            async with aclosing(self._service.chat(asked)) as events:
-                return msgspec.json.encode(writer.whole([event async for event in events]))
-
-        return self._answered(body, chunks, whole)
+        return _answered(body, self._service.chat(asked), writer)
 
     async def complete(self, request: Request) -> Response:
         body = await read(request, wire.CompletionRequest)
-        writer = completions.Writer(body)
-
-        async def chunks() -> AsyncGenerator[bytes, None]:
-            async with aclosing(completions.generate(self._service, body, self._keep_alive)) as pieces:
-                async for piece in pieces:
-                    yield sse(msgspec.json.encode(writer.chunk(piece)))
-            if (last := writer.last_chunk()) is not None:
-                yield sse(msgspec.json.encode(last))
-            yield DONE
-
-        async def whole() -> bytes:
-            async with aclosing(completions.generate(self._service, body, self._keep_alive)) as pieces:
-                return msgspec.json.encode(writer.whole([piece async for piece in pieces]))
-
-        return self._answered(body, chunks, whole)
+        pieces = completions.generate(self._service, body, self._keep_alive)
+        return _answered(body, pieces, completions.Writer(body))
 
     async def embed(self, request: Request) -> Response:
         body = await read(request, wire.EmbeddingRequest)
@@ -136,15 +111,36 @@ class OpenAI:
         model = wire.Model(id=card.id, created=card.created, owned_by=card.owned_by)
         return Response(msgspec.json.encode(model), media_type=JSON)
 
-    def _answered(
-        self,
-        body: wire.Sampled,
-        chunks: Callable[[], AsyncGenerator[bytes, None]],
-        whole: Callable[[], Coroutine[None, None, bytes]],
-    ) -> Response:
-        if body.stream:
-            return Stream(chunks(), media_type=SSE, last_words=last_words, failure=failure)
-        return Answer(whole(), failure=failure)
+
+class Writer(Protocol[Event]):
+    """Makes one response of its events, in chunks or whole."""
+
+    def chunks(self, event: Event, /) -> Sequence[msgspec.Struct]: ...
+
+    def last_chunk(self) -> msgspec.Struct | None: ...
+
+    def whole(self, events: list[Event], /) -> msgspec.Struct: ...
+
+
+def _answered(body: wire.Sampled, events: AsyncGenerator[Event, None], writer: Writer[Event]) -> Response:
+    if body.stream:
+        return Stream(_chunks(events, writer), media_type=SSE, last_words=last_words, failure=failure)
+    return Answer(_whole(events, writer), failure=failure)
+
+
+async def _chunks(events: AsyncGenerator[Event, None], writer: Writer[Event]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        async for event in events:
+            for chunk in writer.chunks(event):
+                yield sse(msgspec.json.encode(chunk))
+    if (last := writer.last_chunk()) is not None:
+        yield sse(msgspec.json.encode(last))
+    yield DONE
+
+
+async def _whole(events: AsyncGenerator[Event, None], writer: Writer[Event]) -> bytes:
+    async with aclosing(events):
+        return msgspec.json.encode(writer.whole([event async for event in events]))
 
 
 def _packed(vector: tuple[float, ...]) -> str:
