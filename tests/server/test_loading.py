@@ -1,0 +1,73 @@
+"""When models come and go beside requests that need them: at the start, by a pull, by the wish of a /v1 request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from barrel_inference.config import ServerOptions
+from barrel_inference.errors import ModelNotFoundError
+from barrel_inference.server.models.catalog import Entry
+from barrel_inference.server.service import ModelService
+from tests.server.harness import RunningServer
+
+CHAT = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.02)
+
+
+def loaded(server: RunningServer) -> set[str]:
+    return {model["name"] for model in server.request("GET", "/api/ps")[1]["models"]}
+
+
+def test_preload(tmp_path: Path) -> None:
+    """A model that cannot be loaded keeps neither the others nor the server."""
+    with RunningServer(tmp_path, preload=["nobody", "stub"]) as server:
+        until(lambda: server.request("GET", "/health/ready")[0] == 200)
+        assert loaded(server) == {"stub:latest"}
+
+
+@pytest.mark.parametrize("switch", [False, True])
+def test_keep_alive_of_v1_requests_has_an_effect_only_when_wanted(tmp_path: Path, switch: bool) -> None:
+    with RunningServer(tmp_path, v1_keep_alive=switch) as server:
+        assert server.post("/v1/chat/completions", {**CHAT, "keep_alive": 0})[0] == 200
+        until(lambda: loaded(server) == (set() if switch else {"stub:latest"}))
+        assert server.post("/v1/messages", {**CHAT, "keep_alive": "1h"})[0] == 200
+        assert loaded(server) == {"stub:latest"}
+
+
+class Shelf:
+    """A catalog to which pulls bring models."""
+
+    def __init__(self) -> None:
+        self.pulled: list[str] = []
+
+    def resolve(self, name: str) -> Entry:
+        if name not in self.pulled:
+            raise ModelNotFoundError(f"model {name!r} not found")
+        return Entry(name=name, path="/x")
+
+    def list(self) -> list[Entry]:
+        return []
+
+    async def pull(self, name: str) -> None:
+        self.pulled.append(name)
+
+
+async def test_an_unknown_model_is_pulled_only_when_wanted() -> None:
+    shelf, pool = Shelf(), None
+    service: Any = ModelService(shelf, pool, ServerOptions())  # type: ignore[arg-type]
+    with pytest.raises(ModelNotFoundError):
+        await service.find("new")
+    service = ModelService(shelf, pool, ServerOptions(), shelf.pull)  # type: ignore[arg-type]
+    assert [(await service.find("new")).name, (await service.find("new")).name] == ["new", "new"]
+    assert shelf.pulled == ["new"]
