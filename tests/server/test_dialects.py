@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -176,3 +178,62 @@ def test_the_same_is_counted(answers: dict[str, tuple[int, Any]]) -> None:
 def test_the_prompt_that_one_dialect_has_read_the_others_find_read(answers: dict[str, tuple[int, Any]]) -> None:
     usage = answers["responses"][1]["usage"]
     assert usage["input_tokens_details"]["cached_tokens"] == usage["input_tokens"] - 1
+
+
+CHOICE = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome", "Oslo"]}}, "required": ["city"]}
+CALLING: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "Where?"}],
+            "tools": [{"type": "function", "function": {"name": "go", "parameters": CHOICE}}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        },
+    ),
+    "responses": (
+        "/v1/responses",
+        {
+            "input": "Where?",
+            "tools": [{"type": "function", "name": "go", "parameters": CHOICE}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        },
+    ),
+    "anthropic": (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": "Where?"}],
+            "tools": [{"name": "go", "input_schema": CHOICE}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            "max_tokens": 300,
+        },
+    ),
+}
+CALL_OF: dict[str, Callable[[Any], Any]] = {
+    "openai": lambda answer: json.loads(answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]),
+    "responses": lambda answer: json.loads(answer["output"][0]["arguments"]),
+    "anthropic": lambda answer: answer["content"][0]["input"],
+}
+PIECE_OF: dict[str, Callable[[Any], list[str]]] = {
+    "openai": lambda event: [
+        call["function"]["arguments"] for each in event["choices"] for call in each["delta"].get("tool_calls", ())
+    ],
+    "responses": lambda event: [event["delta"]] if event["type"].endswith("function_call_arguments.delta") else [],
+    "anthropic": lambda event: [event["delta"]["partial_json"]] if event["type"] == "content_block_delta" else [],
+}
+
+
+def test_the_same_call_comes_back_whole_and_in_pieces(tmp_path: Path) -> None:
+    models = {"stub": {"backend": "stub", "context_opts": {"n_ctx": 2048}}}
+    found = []
+    with RunningServer(tmp_path, models=models) as server:
+        for dialect, (path, body) in CALLING.items():
+            asked = {"model": "stub", "temperature": 0, **body}
+            found.append(CALL_OF[dialect](server.post(path, asked)[1]))
+            lines = server.post(path, {**asked, "stream": True})[1].splitlines()
+            events = [json.loads(line[5:]) for line in lines if line.startswith("data: {")]
+            pieces = [piece for event in events for piece in PIECE_OF[dialect](event) if piece]
+            assert len(pieces) > 1, dialect
+            found.append(json.loads("".join(pieces)))
+    assert found[0]["city"] in ("Paris", "Rome", "Oslo") and found == [found[0]] * 6
