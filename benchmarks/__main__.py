@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import signal
 import tempfile
 from pathlib import Path
 
@@ -31,6 +32,7 @@ ALL = (
 
 def main() -> None:
     options = _options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers that were started are stopped then too
     folder = Path(tempfile.gettempdir()) / "barrel-bench-quick" if options.quick else report.RESULTS
     path = asyncio.run(find(options.model)).path or ""
     rounds = 1 if options.quick else options.rounds
