@@ -16,7 +16,7 @@ import aiohttp
 from tests.soak.asking import Asker
 from tests.soak.clients import Client, More, Solo, solo_answers
 from tests.soak.daemon import REAL, SHAKEN, STEADY, Daemon
-from tests.soak.operators import Operators, offer
+from tests.soak.operators import PULLED, Operators, offer
 from tests.soak.questions import questions
 from tests.soak.tally import Tally
 from tests.soak.usage import Row, Usage, compared, measure
@@ -140,8 +140,10 @@ class _Soak:
             asker = Asker(opened, self._daemon.url)
             for name in self._unloaded:
                 await asker.call("POST", "/api/generate", {"model": name, "keep_alive": 0})
+            for name in PULLED:  # what was begun is kept for a later pull: this one
+                await asker.call("POST", "/api/pull", {"model": name, "stream": False})
             for each in (await asker.call("GET", "/api/tags"))[1]["models"]:
-                if each["details"]["format"] == "gguf" and each["name"].startswith("soak"):
+                if each["name"].startswith(PULLED):
                     await asker.call("DELETE", "/api/delete", {"model": each["name"]})
             await asker.call("POST", "/api/gc", {})
             await asker.call("POST", "/api/cache/clear", {})

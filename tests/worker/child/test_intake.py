@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from barrel_inference.errors import ContextExceededError
+from barrel_inference.errors import BarrelError, ContextExceededError
 from barrel_inference.types import Request, Sampling
 from barrel_inference.worker.child.intake import Intake
 from barrel_inference.worker.messages import Call, Msg, Output, Reply
@@ -97,6 +97,7 @@ def test_every_failure_is_one_typed_answer_and_the_next_request_is_served() -> N
     assert isinstance(first, Output) and isinstance(second, Output)
     assert (first.request_id, first.error) == ("a", ContextExceededError("too long", n_ctx=1).to_dict())
     assert second.error is not None and "ZeroDivisionError: a bug" in second.error["message"]
+    assert second.error["code"] == BarrelError.code, "not the request's fault"
     assert bench.engine.told.get(timeout=20) == ("submit", "c")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from barrel_inference.engine.engine import Engine
 from barrel_inference.engine.requests.generation import Generation
-from barrel_inference.errors import BarrelError, InvalidRequestError
+from barrel_inference.errors import BarrelError
 from barrel_inference.types import Request
 from barrel_inference.worker.messages import Call, Msg, Output, Reply
 
@@ -108,7 +108,7 @@ class Intake:
 
 
 def _wrap(error: Exception) -> BarrelError:
-    """Ours as they are; anything else is a bug of ours, told in full only to the log."""
+    """Ours as they are; anything else is a bug of ours and not the request's fault, told in full only to the log."""
     if not isinstance(error, BarrelError):
         log.error("a request failed unexpectedly", exc_info=error)
-    return InvalidRequestError.wrap(error)
+    return BarrelError.wrap(error)
