@@ -82,7 +82,7 @@ def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 def wait_for_saves(url: str, root: Path) -> None:
     """Saving goes on behind the answer."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not (list(root.glob("kv/*/render/*")) and finished_saves(url)):
         assert time.monotonic() < deadline, "nothing was saved"
         time.sleep(0.02)
