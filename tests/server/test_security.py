@@ -181,6 +181,13 @@ def test_large_heads(server: RunningServer) -> None:
     assert raw(server, b"GET /" + b"a" * 20_000, b" HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 431")
 
 
+@pytest.mark.parametrize("body", [b"", b"{}"])
+def test_large_heads_that_come_at_once(server: RunningServer, body: bytes) -> None:
+    head = b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nX: %s\r\n\r\n"
+    assert raw(server, head % (len(body), b"a" * 9000) + body).startswith(b"HTTP/1.1 431")
+    assert raw(server, b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"a" * 9000)).startswith(b"HTTP/1.1 431")
+
+
 def test_slow_loris(server: RunningServer) -> None:
     """A head that never ends, a byte at a time, and one that never begins."""
     started = time.monotonic()

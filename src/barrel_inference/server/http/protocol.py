@@ -31,7 +31,8 @@ class GuardedHttp(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_bytes = 0
+        self._head_bytes = 0  # read so far, while in the head
+        self._named_bytes = 0  # of what the parser has named: path and fields
         self._in_head = True
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -47,9 +48,8 @@ class GuardedHttp(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > self.max_header_bytes and not self.transport.is_closing():
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+        if self._in_head and self._head_bytes > self.max_header_bytes:
+            self._refuse_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -57,11 +57,32 @@ class GuardedHttp(HttpToolsProtocol):
             self._in_head = True
             self._head_bytes = 0
             self._arm()
+        self._named_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._named_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._named_bytes += len(name) + len(value)
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._named_bytes > self.max_header_bytes:  # it came whole, maybe with a body behind it
+            self._refuse_head()
+            raise ValueError("request head too large")  # ends the parsing
         self._in_head = False
         self._disarm()
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
+    def _refuse_head(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
 
     def _arm(self) -> None:
         self._disarm()
