@@ -351,3 +351,15 @@ async def test_nothing_is_written_through_links_out_of_the_root(hub: Hub, regist
     with pytest.raises(Exception, match="a link that leaves the models directory"):
         await pull(registry, "hf://Org/Repo")
     assert list(outside.iterdir()) == []
+
+
+async def test_who_leaves_as_the_pull_begins_leaves_no_lease(hub: Hub, registry: Registry) -> None:
+    """At every moment: as its lease is being opened by a thread, before, after."""
+    hub.ollama("library/m", [("model", CONTENT)])
+    for turns in range(40):
+        pulling = asyncio.create_task(pull(registry, "m"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        pulling.cancel()
+        await asyncio.wait([pulling])
+    await eventually(lambda: not list((registry.root / "tmp").glob("*.lease")))

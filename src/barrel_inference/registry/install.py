@@ -54,7 +54,13 @@ class Installation:
         self.workdir = ground.root.tmp / f"{uuid.uuid4().hex}.work"
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self._open)
+        opening = asyncio.ensure_future(asyncio.to_thread(self._open))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:  # nobody will call __aexit__, and the thread opens the lease all the same
+            await asyncio.wait([opening])
+            await asyncio.to_thread(self._close)
+            raise
         return self
 
     async def __aexit__(
