@@ -75,7 +75,10 @@ def _temporary_files(ground: Ground) -> list[tuple[str, Path]]:
 def _unfinished(tmp: Path, held: set[str], now: float, keep_s: float) -> list[tuple[str, Path]]:
     found: list[tuple[str, Path]] = []
     for path in tmp.iterdir():
-        age_s = now - path.lstat().st_mtime
+        try:
+            age_s = now - path.lstat().st_mtime
+        except FileNotFoundError:  # its owner was quicker
+            continue
         match path.suffix:
             case ".work" | ".upload" | ".link" if path.name not in held:
                 found.append(("temporary", path))

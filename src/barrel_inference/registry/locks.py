@@ -97,7 +97,8 @@ def leased(directory: Path) -> set[str]:
             continue  # not one of ours
         fd = try_lock(path)
         if fd is None:
-            names.update(path.read_text("ascii", "replace").split())
+            with contextlib.suppress(FileNotFoundError):  # it was given up this moment
+                names.update(path.read_text("ascii", "replace").split())
         else:
             path.unlink(missing_ok=True)
             os.close(fd)
