@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from barrel_inference.errors import ConfigError, ModelFileError
+from barrel_inference.errors import ConfigError, InvalidModelError
 from barrel_inference.fingerprint import Fingerprints
 
 
@@ -87,14 +87,14 @@ def test_a_given_fingerprint_is_compared_or_believed(prints: Fingerprints, tmp_p
 def test_what_never_ends_is_not_read(prints: Fingerprints, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", tmp_path, Path("/dev/zero")):
-        with pytest.raises(ModelFileError, match="not a regular file"):
+        with pytest.raises(InvalidModelError, match="not a regular file"):
             prints.of_file(path)
 
 
 def test_a_missing_file_and_a_closed_runtime_are_errors(prints: Fingerprints, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="no such file"):
+    with pytest.raises(InvalidModelError, match="no such file"):
         prints.of_model([tmp_path / "absent"], "safe", None)
     path = write(tmp_path / "m", b"one")
     prints.close()
-    with pytest.raises(ModelFileError, match="closed"):
+    with pytest.raises(InvalidModelError, match="closed"):
         prints.of_model([path], "safe", None)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from barrel_inference.config import FingerprintMode
-from barrel_inference.errors import ConfigError, ModelFileError
+from barrel_inference.errors import ConfigError, InvalidModelError
 from barrel_inference.registry import gguf
 
 READ_BYTES = 4 << 20
@@ -37,7 +37,7 @@ class _FileId(NamedTuple):
     def of(cls, path: Path) -> _FileId:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a FIFO would never end
-            raise ModelFileError(f"{path.name}: not a regular file")
+            raise InvalidModelError(f"{path.name}: not a regular file")
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
@@ -52,7 +52,7 @@ class Fingerprints:
         self._closed.set()
 
     def of_model(self, paths: Sequence[Path], mode: FingerprintMode, given: str | None) -> str:
-        """64 hex digits for all files of a model. Raises ModelFileError, or ConfigError when ``given`` differs."""
+        """64 hex digits for all files of a model. Raises InvalidModelError, or ConfigError when ``given`` differs."""
         if mode == "fast_unsafe":
             if given is None:
                 raise ConfigError(
@@ -81,9 +81,9 @@ class Fingerprints:
                 return known
             digest = self._whole(paths) if mode == "safe" else self._chunked(paths)
             if _key(paths, mode) != key:
-                raise ModelFileError(f"{paths[0].name} changed while it was read")
+                raise InvalidModelError(f"{paths[0].name} changed while it was read")
         except OSError as error:
-            raise ModelFileError(f"{paths[0].name}: {(error.strerror or str(error)).lower()}") from error
+            raise InvalidModelError(f"{paths[0].name}: {(error.strerror or str(error)).lower()}") from error
         self._remember(key, digest)
         return digest
 
@@ -113,7 +113,7 @@ class Fingerprints:
             file.seek(start)
             while length > 0 and (part := file.read(min(READ_BYTES, length))):
                 if self._closed.is_set():
-                    raise ModelFileError(f"{path.name}: the runtime closed while its fingerprint was computed")
+                    raise InvalidModelError(f"{path.name}: the runtime closed while its fingerprint was computed")
                 length -= len(part)
                 yield part
 

@@ -8,7 +8,7 @@ import pytest
 
 from barrel_inference.aio import loading
 from barrel_inference.config import LoadOptions, RuntimeConfig
-from barrel_inference.errors import ModelFileError
+from barrel_inference.errors import InvalidModelError
 from barrel_inference.fingerprint import Fingerprints
 from tests.support.gguf_file import write_gguf
 from tests.support.tiny_files import tiny_lora
@@ -38,7 +38,7 @@ def test_a_truncated_adapter_is_refused(tmp_path: Path, kept: float) -> None:
     whole = tiny_lora(tmp_path / "whole.gguf").read_bytes()
     adapter = tmp_path / "a.gguf"
     adapter.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
-    with pytest.raises(ModelFileError, match=r"a\.gguf"):
+    with pytest.raises(InvalidModelError, match=r"a\.gguf"):
         resolved(tmp_path, adapter)
 
 
@@ -49,7 +49,7 @@ def test_absurd_counts_in_an_adapter_are_refused(tmp_path: Path) -> None:
         hostile = raw.copy()
         hostile[at : at + 8] = (2**63 - 1).to_bytes(8, "little")
         adapter.write_bytes(hostile)
-        with pytest.raises(ModelFileError, match=r"a\.gguf"):
+        with pytest.raises(InvalidModelError, match=r"a\.gguf"):
             resolved(tmp_path, adapter)
 
 
@@ -59,5 +59,5 @@ def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     empty.touch()
     write_gguf(other, {"general.architecture": "llama", "general.type": "adapter", "adapter.type": "other"}, {})
     for path in (text, empty, other, tmp_path, tmp_path / "absent", Path("/dev/zero"), tiny_model("llama")):
-        with pytest.raises(ModelFileError):
+        with pytest.raises(InvalidModelError):
             resolved(tmp_path, path)

@@ -12,8 +12,8 @@ import pytest
 from barrel_inference.errors import (
     BarrelError,
     DigestMismatchError,
+    InvalidModelError,
     InvalidNameError,
-    ModelFileError,
     ModelfileError,
     ModelNotFoundError,
     TemplateError,
@@ -76,11 +76,11 @@ async def test_from_a_directory(registry: Registry, tmp_path: Path) -> None:
     folder = tmp_path / "weights"
     folder.mkdir()
     request = {"modelfile": "FROM ./weights", "directory": str(tmp_path)}
-    with pytest.raises(ModelFileError, match="a directory without a GGUF file"):
+    with pytest.raises(InvalidModelError, match="a directory without a GGUF file"):
         await create(registry, "mine", **request)
     (folder / "model.safetensors").write_bytes(b"x")
     for source in ("./weights", "weights"):
-        with pytest.raises(ModelFileError, match="not GGUF; convert it first"):
+        with pytest.raises(InvalidModelError, match="not GGUF; convert it first"):
             await create(registry, "mine", modelfile=f"FROM {source}", directory=str(tmp_path))
     (folder / "w.gguf").write_bytes(CONTENT)
     (folder / "mmproj-w.gguf").write_bytes(model(100, 1, **{"general.type": "mmproj"}))
@@ -88,7 +88,7 @@ async def test_from_a_directory(registry: Registry, tmp_path: Path) -> None:
     assert registry.resolve("mine").digest == DIGEST
     for number, part in enumerate(shards(2), 1):
         (folder / f"m-{number:05d}-of-00002.gguf").write_bytes(part)
-    with pytest.raises(ModelFileError, match=r"several models, name one: m-00001-of-00002\.gguf, w\.gguf"):
+    with pytest.raises(InvalidModelError, match=r"several models, name one: m-00001-of-00002\.gguf, w\.gguf"):
         await create(registry, "mine", **request)
     (folder / "w.gguf").unlink()
     await create(registry, "mine", **request)

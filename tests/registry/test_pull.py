@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from barrel_inference.errors import ModelFileError, ModelNotFoundError, PullError, UnsupportedError
+from barrel_inference.errors import InvalidModelError, ModelNotFoundError, PullError, UnsupportedError
 from barrel_inference.registry import Registry
 from tests.registry.conftest import Killing, eventually, open_registry, pull
 from tests.registry.weights import model, shards
@@ -191,7 +191,7 @@ async def test_plain_http_needs_to_be_allowed(hub: Hub, tmp_path: Path) -> None:
 async def test_what_is_not_gguf_is_not_kept(hub: Hub, tmp_path: Path) -> None:
     registry = open_registry(tmp_path / "m", hub, allow_private=True)
     hub.serve("/page.gguf", b"<html>Please log in</html>" * 9)
-    with pytest.raises(ModelFileError, match=r"page.gguf: not a GGUF file \(it begins with b'<htm'\)"):
+    with pytest.raises(InvalidModelError, match=r"page.gguf: not a GGUF file \(it begins with b'<htm'\)"):
         await pull(registry, f"{hub.url}/page.gguf", insecure=True)
     assert blobs(registry) == leftovers(registry) == []
 
@@ -225,7 +225,7 @@ async def test_a_file_of_another_file_system_is_referred_to(registry: Registry) 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/nonexistent/x.gguf", "/proc/self/mem", "/"])
 async def test_paths_that_are_no_models(registry: Registry, path: str) -> None:
-    with pytest.raises(ModelFileError):
+    with pytest.raises(InvalidModelError):
         await pull(registry, path)
 
 

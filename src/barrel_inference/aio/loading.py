@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from barrel_inference.config import LoadArguments, LoadOptions, RuntimeConfig
-from barrel_inference.errors import ConfigError, ModelFileError
+from barrel_inference.errors import ConfigError, InvalidModelError
 from barrel_inference.fingerprint import Fingerprints
 from barrel_inference.kvcache import policy
 from barrel_inference.options import build, nearest
@@ -111,16 +111,16 @@ def absolute(path: str) -> Path:
 
 def locate(model: str, registry: Registry) -> Path:
     """The file to load: a path, or what a name or spec of an installed model stands for. Raises ConfigError,
-    ModelNotFoundError or ModelFileError."""
+    ModelNotFoundError or InvalidModelError."""
     absolute(model)
     try:
         return registry.locate(model).path
     except OSError as error:  # a name too long, a folder that may not be entered
-        raise ModelFileError(f"{model:.80}: {(error.strerror or str(error)).lower()}") from error
+        raise InvalidModelError(f"{model:.80}: {(error.strerror or str(error)).lower()}") from error
 
 
 def resolve(model_id: str, arguments: LoadArguments, cwd_path: Path | None, fingerprints: Fingerprints) -> LoadOptions:
-    """All but the tiers. Reads files, perhaps all of them, so it is not for an event loop. Raises ModelFileError or
+    """All but the tiers. Reads files, perhaps all of them, so it is not for an event loop. Raises InvalidModelError or
     ConfigError."""
     if cwd_path is None:
         fingerprint = (
@@ -158,4 +158,4 @@ def _check_adapter(path: Path) -> None:
     """Before llama.cpp sees it: as bounded a look as at the model itself."""
     header, _size = gguf.read_file(path)
     if header.metadata.get("general.type") != "adapter" or header.metadata.get("adapter.type") != "lora":
-        raise ModelFileError(f"{path.name}: a GGUF, but no LoRA adapter", path=str(path))
+        raise InvalidModelError(f"{path.name}: a GGUF, but no LoRA adapter", path=str(path))

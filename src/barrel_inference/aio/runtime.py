@@ -98,7 +98,7 @@ class AsyncRuntime:
     ) -> AsyncModel:
         """Load a model into a worker of its own; usable when this returns. Options: docs/configuration.md.
 
-        Raises ConfigError, ModelFileError, a TierError, AlreadyLoadedError, or what the worker answered (LoadError,
+        Raises ConfigError, InvalidModelError, a TierError, AlreadyLoadedError, or what the worker answered (LoadError,
         OutOfMemoryError). ``on_progress`` hears (stage, fraction) while the weights load.
         """
         from barrel_inference.aio import loading

@@ -16,7 +16,7 @@ from barrel_inference.aio import AsyncModel, AsyncRuntime
 from barrel_inference.cli import installed
 from barrel_inference.cli.progress import follow
 from barrel_inference.config import RuntimeConfig, TierSpec
-from barrel_inference.errors import ModelFileError, ModelNotFoundError
+from barrel_inference.errors import InvalidModelError, ModelNotFoundError
 from barrel_inference.registry.files import default_root
 from barrel_inference.server import environment
 from barrel_inference.server.models.catalog import Entry
@@ -57,7 +57,7 @@ async def load(runtime: AsyncRuntime, entry: Entry, *, cache: bool = True, **opt
 
 async def find(model: str) -> Entry:
     """What a GGUF path or a name stands for; a name that is not installed is pulled, with its progress on standard
-    error. Raises ModelFileError and RegistryErrors."""
+    error. Raises InvalidModelError and RegistryErrors."""
     if (entry := _file(model)) is not None:
         return entry
     registry = installed.registry()
@@ -74,5 +74,5 @@ def _file(model: str) -> Entry | None:
     if path.is_file():
         return Entry(name=path.stem, path=str(path))
     if model.endswith(".gguf") or model.startswith(("/", "./", "../", "~")):
-        raise ModelFileError(f"there is no file {model}", path=model)
+        raise InvalidModelError(f"there is no file {model}", path=model)
     return None

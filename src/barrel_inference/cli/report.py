@@ -11,8 +11,8 @@ import typer
 from barrel_inference.errors import (
     BarrelError,
     ConfigError,
+    InvalidModelError,
     InvalidNameError,
-    ModelFileError,
     ModelfileError,
     ModelNotFoundError,
     NotLoadedError,
@@ -35,7 +35,7 @@ _EXIT_CODES: tuple[tuple[type[BarrelError], int], ...] = (
     (InvalidNameError, EXIT_USAGE),
     (ModelfileError, EXIT_USAGE),
     (ModelNotFoundError, EXIT_NOT_FOUND),
-    (ModelFileError, EXIT_NOT_FOUND),
+    (InvalidModelError, EXIT_NOT_FOUND),
     (NotLoadedError, EXIT_NOT_FOUND),
     (PullError, EXIT_UNREACHABLE),
     (UnreachableError, EXIT_UNREACHABLE),

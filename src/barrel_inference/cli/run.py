@@ -40,9 +40,10 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say afterwards what it took.")] = False,
     json: Json = False,
 ) -> None:
-    """Answer a prompt with a model, without a server or by the one that BARREL_INFERENCE_HOST names.
+    """Answer a prompt with a model; no server is needed.
 
-    A long prompt is read once: what was read is kept on disk, and the next run with the same beginning starts there.
+    Where BARREL_INFERENCE_HOST names a server, that one answers. A long prompt is read once: what was read is kept on
+    disk, and the next run with the same beginning starts there.
 
     Example: barrel-inference run smollm2:135m "Why is the sky blue?"
 
@@ -124,8 +125,9 @@ async def _answer(name: str, asked: Asked, options: dict[str, Any], silent: bool
     """Stream to standard output unless ``silent``."""
     entry = await local.find(name)
     own = translate(entry.parameters)
-    context = {"context_opts": {"n_ctx": own.n_ctx or N_CTX}}
-    loaded = local.loaded(entry, local.configuration(), **merge(merge(context, own.load), options))
+    configuration = local.configuration()
+    context = {"context_opts": {"n_ctx": own.n_ctx or configuration.server.context_size or N_CTX}}
+    loaded = local.loaded(entry, configuration, **merge(merge(context, own.load), options))
     completion = None
     async with loaded as model, _stream(model, entry, asked, own.request | asked.params) as stream:
         async for item in stream:

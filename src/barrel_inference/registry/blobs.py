@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from barrel_inference.errors import DigestMismatchError, ModelFileError
+from barrel_inference.errors import DigestMismatchError, InvalidModelError
 from barrel_inference.registry.files import Root, sync_directory, writing
 from barrel_inference.registry.names import parse_digest
 
@@ -40,7 +40,7 @@ class Blobs:
         """Whether the blob's bytes are still those of its name; reads all of it."""
         try:
             return hash_file(self.path(digest)) == digest
-        except (OSError, ModelFileError):
+        except (OSError, InvalidModelError):
             return False
 
     def adopt(self, file: Path, digest: str) -> Path:
@@ -90,7 +90,7 @@ class Blobs:
 def hash_file(path: Path, on_bytes: OnBytes | None = None) -> str:
     """``sha256:<hex>`` of a regular file; ``on_bytes`` is called with the running total."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise ModelFileError(f"{path.name}: not a regular file")
+        raise InvalidModelError(f"{path.name}: not a regular file")
     with path.open("rb", buffering=0) as file:
         return hash_stream(file, on_bytes)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from barrel_inference.errors import ManifestError, ModelFileError, PullError
+from barrel_inference.errors import InvalidModelError, ManifestError, PullError
 from barrel_inference.registry import gguf
 from barrel_inference.registry.blobs import hash_file
 from barrel_inference.registry.download.fetch import fetch
@@ -75,7 +75,7 @@ class Installation:
         if artifact.remote is not None:
             return await self._fetch(artifact.remote, network, previous)
         if artifact.local is None:
-            raise ModelFileError("nothing to install")
+            raise InvalidModelError("nothing to install")
         return await self._register(artifact.local, ours=artifact.ours)
 
     async def claim(self, digest: str, size: int | None = None) -> Brought | None:
@@ -158,9 +158,9 @@ class Installation:
     def _require_gguf(self, part: Part, name: str) -> None:
         try:
             gguf.read_file(part.path)
-        except ModelFileError as error:
+        except InvalidModelError as error:
             part.discard()
-            raise ModelFileError(f"{name}: {error.message.removeprefix(f'{part.path.name}: ')}") from None
+            raise InvalidModelError(f"{name}: {error.message.removeprefix(f'{part.path.name}: ')}") from None
 
     def _progress(self, remote: Remote, completed: int, total: int | None) -> None:
         event: dict[str, Any] = {"status": f"pulling {remote.digest or remote.file_name}"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from barrel_inference.errors import ModelFileError
+from barrel_inference.errors import InvalidModelError
 from barrel_inference.registry import gguf
 from barrel_inference.registry.download.network import Network, NetworkPolicy, host_and_port
 from barrel_inference.registry.install import Brought, Installation, OnStatus
@@ -21,7 +21,7 @@ from barrel_inference.registry.store import Ground
 
 
 async def pull(ground: Ground, spec: Spec, name: ModelName, insecure: bool, status: OnStatus) -> Manifest:
-    """Install what ``spec`` means as ``name``; reports to ``status`` and raises a RegistryError or ModelFileError."""
+    """Install what ``spec`` means as ``name``; reports to ``status``. Raises RegistryError, InvalidModelError."""
     status({"status": "pulling manifest"})
     async with Installation(ground, status) as installation, Network(policy(ground, insecure)) as network:
         previous = functools.partial(ground.store.pulled_from, spec.canonical)
@@ -79,7 +79,7 @@ def describe_model(
 ) -> Manifest:
     info = gguf.read_files(tuple(item.path for item in models))
     if info.kind not in ("model", ""):
-        raise ModelFileError(f"this GGUF holds no model but an {info.kind}")
+        raise InvalidModelError(f"this GGUF holds no model but an {info.kind}")
     facts = describe(info, ground.options.max_context_size)
     return Manifest(
         name=name.name,

@@ -13,7 +13,7 @@ import pytest
 from barrel_inference.config import ContextOpts, LoadOptions, ModelOpts
 from barrel_inference.engine.llama import LlamaBackend, features
 from barrel_inference.engine.llama.binding import build, lib
-from barrel_inference.errors import ConfigError, ModelFileError
+from barrel_inference.errors import ConfigError, InvalidModelError
 from tests.engine.llama.opened import feed, opened
 from tests.support.models import smollm2
 from tests.support.tiny_files import split_bert, tiny_bert
@@ -44,7 +44,7 @@ def test_what_is_no_model_is_refused_with_llama_s_reason(tmp_path: Path) -> None
         (empty, "empty"),
         (cut, "bounds|corrupted|incomplete"),
     ]:
-        with pytest.raises(ModelFileError, match=reason):
+        with pytest.raises(InvalidModelError, match=reason):
             load(path)
 
 
@@ -163,7 +163,7 @@ def test_a_split_model_is_named_by_its_first_part(tmp_path: Path) -> None:
         assert split.embed([[1, 2, 3]])[0].tobytes() == whole.embed([[1, 2, 3]])[0].tobytes()
         assert split.info.n_params == whole.info.n_params
     second.unlink()
-    with pytest.raises(ModelFileError):
+    with pytest.raises(InvalidModelError):
         load(first)
 
 

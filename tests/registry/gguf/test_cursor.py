@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from barrel_inference.errors import ModelFileError
+from barrel_inference.errors import InvalidModelError
 from barrel_inference.registry.gguf.cursor import BATCH, WINDOW_BYTES, Cursor
 
 KINDS = {
@@ -46,12 +46,12 @@ def test_the_position_after_strings(tmp_path: Path, kind: str, count: int) -> No
 @pytest.mark.parametrize("missing", [1, 7, 8, 9, 12, 700])
 def test_a_file_that_ends_too_early(tmp_path: Path, missing: int) -> None:
     content = (struct.pack("<Q", 5) + b"hello") * 1000
-    with pytest.raises(ModelFileError, match="the file"):
+    with pytest.raises(InvalidModelError, match="the file"):
         skip(tmp_path / "f", content[:-missing], 1000)
 
 
 @pytest.mark.parametrize("length", [1 << 20, 1 << 40, (1 << 64) - 1])
 def test_a_length_that_is_a_lie(tmp_path: Path, length: int) -> None:
     content = (struct.pack("<Q", 5) + b"hello") * 500 + struct.pack("<Q", length) + bytes(13 * 600)
-    with pytest.raises(ModelFileError):
+    with pytest.raises(InvalidModelError):
         skip(tmp_path / "f", content, 1000)

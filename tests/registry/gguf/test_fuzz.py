@@ -1,5 +1,5 @@
-"""Hostile files: whatever the bytes, the answer is a GgufInfo or a ModelFileError, soon and in little memory. The long
-run is ``scripts/fuzz_gguf``."""
+"""Hostile files: whatever the bytes, the answer is a GgufInfo or an InvalidModelError, soon and in little memory. The
+long run is ``scripts/fuzz_gguf``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barrel_inference.errors import ModelFileError
+from barrel_inference.errors import InvalidModelError
 from barrel_inference.registry import gguf
 from tests.registry.weights import model
 
@@ -31,7 +31,7 @@ def survives(content: bytes) -> None:
         file.flush()
         try:
             info = gguf.read(Path(file.name))
-        except ModelFileError as error:
+        except InvalidModelError as error:
             assert error.message
         else:
             assert info.n_params >= 0 and isinstance(info.parameter_size + info.quantization + info.family, str)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from barrel_inference.errors import ModelFileError
+from barrel_inference.errors import InvalidModelError
 from barrel_inference.registry import gguf
 from barrel_inference.registry.gguf.info import format_count
 from barrel_inference.registry.gguf.tensors import ELEMENT_TYPES
@@ -25,7 +25,7 @@ def write(path: Path, content: bytes) -> Path:
 
 
 def refused(tmp_path: Path, content: bytes) -> str:
-    with pytest.raises(ModelFileError) as caught:
+    with pytest.raises(InvalidModelError) as caught:
         gguf.read(write(tmp_path / "bad.gguf", content))
     return caught.value.message
 
@@ -123,18 +123,18 @@ def test_split_models(tmp_path: Path) -> None:
     info = gguf.read(tmp_path / "m-00001-of-00003.gguf")
     assert [t.name for t in info.tensors] == ["t0", "t1", "t2"]
     assert info.size_bytes == sum(map(len, parts)) and len(info.shards) == 3
-    with pytest.raises(ModelFileError, match="name the first file"):
+    with pytest.raises(InvalidModelError, match="name the first file"):
         gguf.read(tmp_path / "m-00002-of-00003.gguf")
     (tmp_path / "m-00002-of-00003.gguf").write_bytes(parts[2])
-    with pytest.raises(ModelFileError, match="not part 2 of 3"):
+    with pytest.raises(InvalidModelError, match="not part 2 of 3"):
         gguf.read(tmp_path / "m-00001-of-00003.gguf")
     (tmp_path / "m-00003-of-00003.gguf").unlink()
-    with pytest.raises(ModelFileError, match="no such file"):
+    with pytest.raises(InvalidModelError, match="no such file"):
         gguf.read_file(tmp_path / "m-00003-of-00003.gguf")
 
 
 def test_a_part_alone_is_not_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="split into 3 files, 1 are given"):
+    with pytest.raises(InvalidModelError, match="split into 3 files, 1 are given"):
         gguf.read(write(tmp_path / "alone.gguf", shards(3)[0]))
 
 
@@ -181,13 +181,13 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("path", "cause"), [("/dev/zero", "regular"), ("/nonexistent", "no such"), ("a\0b", "name")])
 def test_what_is_no_file(path: str, cause: str) -> None:
-    with pytest.raises(ModelFileError, match=cause):
+    with pytest.raises(InvalidModelError, match=cause):
         gguf.read(path)
 
 
 def test_a_pipe_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
-    with pytest.raises(ModelFileError, match="not a regular file"):
+    with pytest.raises(InvalidModelError, match="not a regular file"):
         gguf.read(tmp_path / "pipe.gguf")
 
 

@@ -25,7 +25,7 @@ from barrel_inference.engine.llama.vocabulary import Vocabulary
 from barrel_inference.engine.llama.watchdog import Watchdog
 from barrel_inference.engine.llama.weights import Weights
 from barrel_inference.engine.residency import Residency, resolved
-from barrel_inference.errors import ConfigError, DecodeError, ModelFileError, NoWeightsError
+from barrel_inference.errors import ConfigError, DecodeError, InvalidModelError, NoWeightsError
 from barrel_inference.registry.gguf import shard_paths
 from barrel_inference.types import Sampling
 
@@ -34,7 +34,7 @@ _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
 class LlamaBackend:
-    """Loads in the constructor: ModelFileError, LoadError or ConfigError."""
+    """Loads in the constructor: InvalidModelError, LoadError or ConfigError."""
 
     def __init__(self, options: LoadOptions, on_progress: Callable[[float], None] = lambda fraction: None) -> None:
         self._options = options
@@ -218,7 +218,7 @@ def _residency(options: LoadOptions, model_opts: ModelOpts) -> Residency:
     try:
         return Residency(shard_paths(Path(options.model_path)), model_opts)
     except (OSError, ValueError) as error:  # ValueError: an empty file
-        raise ModelFileError(f"the model file cannot be read: {error}") from error
+        raise InvalidModelError(f"the model file cannot be read: {error}") from error
 
 
 def _bytes_of(view: memoryview) -> Any:

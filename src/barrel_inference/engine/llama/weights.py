@@ -9,7 +9,7 @@ from typing import Any
 
 from barrel_inference.config import LoadOptions, ModelOpts
 from barrel_inference.engine.llama.binding import lib, log_tail
-from barrel_inference.errors import ConfigError, LoadError, ModelFileError
+from barrel_inference.errors import ConfigError, InvalidModelError, LoadError
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
 _LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}  # (mmap, mlock)
@@ -26,7 +26,7 @@ class Weights:
         log_tail.clear()
         self.pointer = lib.llama_model_load_from_file(options.model_path.encode(), self._keep.params)
         if not self.pointer:
-            raise ModelFileError(f"llama.cpp refuses {options.model_path}: {log_tail.reason('no reason given')}")
+            raise InvalidModelError(f"llama.cpp refuses {options.model_path}: {log_tail.reason('no reason given')}")
         self.vocab = lib.llama_model_get_vocab(self.pointer)
         complaint = log_tail.reason("")
         self.warnings = [f"the weights could not be locked: {complaint}"] if "mlock" in complaint else []

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path, PurePath
 from typing import TypeVar
 
-from barrel_inference.errors import ModelFileError
+from barrel_inference.errors import InvalidModelError
 from barrel_inference.registry.gguf.info import GgufInfo
 from barrel_inference.registry.gguf.reader import Header, MetadataValue, Skipped, read_header
 from barrel_inference.registry.gguf.tensors import Tensor
@@ -37,7 +37,7 @@ _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 def read(path: str | os.PathLike[str], *, max_array: int = MAX_ARRAY) -> GgufInfo:
     """Everything but the weights of the model at ``path``: one file, or the first of a split model's.
 
-    Raises ``ModelFileError`` (one line, the cause named) for what is missing, malformed, truncated or not GGUF.
+    Raises ``InvalidModelError`` (one line, the cause named) for what is missing, malformed, truncated or not GGUF.
     """
     return read_files(shard_paths(Path(path)), max_array=max_array)
 
@@ -48,14 +48,14 @@ def read_files(paths: tuple[Path, ...], *, max_array: int = MAX_ARRAY) -> GgufIn
     first = parts[0][0]
     expected = first.metadata.get("split.count", 1) or 1
     if expected != len(parts):
-        raise ModelFileError(f"{paths[0].name}: split into {expected} files, {len(parts)} are given")
+        raise InvalidModelError(f"{paths[0].name}: split into {expected} files, {len(parts)} are given")
     for number, (header, _) in enumerate(parts):
         if header.metadata.get("split.no", 0) != number:
-            raise ModelFileError(f"{paths[number].name}: not part {number + 1} of {len(parts)}")
+            raise InvalidModelError(f"{paths[number].name}: not part {number + 1} of {len(parts)}")
     tensors = tuple(tensor for header, _ in parts for tensor in header.tensors)
     declared = first.metadata.get("split.tensors.count", len(tensors))
     if len(parts) > 1 and declared != len(tensors):
-        raise ModelFileError(f"{paths[0].name}: {declared} tensors declared, the parts hold {len(tensors)}")
+        raise InvalidModelError(f"{paths[0].name}: {declared} tensors declared, the parts hold {len(tensors)}")
     return GgufInfo(paths[0], paths, first.version, first.metadata, tensors, sum(size for _, size in parts))
 
 
@@ -72,9 +72,9 @@ def shard_paths(path: AnyPath) -> tuple[AnyPath, ...]:
         return (path,)
     count = int(match["count"])
     if int(match["number"]) != 1:
-        raise ModelFileError(f"{path.name}: name the first file of a split model, {match['stem']}-00001-of-…")
+        raise InvalidModelError(f"{path.name}: name the first file of a split model, {match['stem']}-00001-of-…")
     if not 1 <= count <= MAX_SHARDS:
-        raise ModelFileError(f"{path.name}: a model of {count} files")
+        raise InvalidModelError(f"{path.name}: a model of {count} files")
     return tuple(path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1))
 
 
@@ -85,14 +85,14 @@ def read_file(path: Path, *, max_array: int = MAX_ARRAY) -> tuple[Header, int]:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError("not a regular file")
+            raise InvalidModelError("not a regular file")
         return read_header(fd, status.st_size, max_array), status.st_size
     except OSError as error:
-        raise ModelFileError(f"{path.name}: {(error.strerror or str(error)).lower()}", path=str(path)) from None
+        raise InvalidModelError(f"{path.name}: {(error.strerror or str(error)).lower()}", path=str(path)) from None
     except ValueError:  # a NUL in the path
-        raise ModelFileError("not a file name", path=str(path)) from None
-    except ModelFileError as error:
-        raise ModelFileError(f"{path.name}: {error.message}", path=str(path)) from None
+        raise InvalidModelError("not a file name", path=str(path)) from None
+    except InvalidModelError as error:
+        raise InvalidModelError(f"{path.name}: {error.message}", path=str(path)) from None
     finally:
         if fd >= 0:
             os.close(fd)

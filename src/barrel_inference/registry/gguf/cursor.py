@@ -8,7 +8,7 @@ import os
 import re
 import struct
 
-from barrel_inference.errors import ModelFileError
+from barrel_inference.errors import InvalidModelError
 
 WINDOW_BYTES = 1 << 20
 MAX_HEADER_BYTES = 256 << 20  # the largest real vocabularies need about 20 MB
@@ -95,13 +95,13 @@ class Cursor:
         self._base, self._pos = self.offset, 0
         self._window = os.pread(self._fd, max(n_bytes, WINDOW_BYTES), self._base)
         if len(self._window) < n_bytes:
-            raise ModelFileError(f"the file ends inside {what}")
+            raise InvalidModelError(f"the file ends inside {what}")
 
     def _check(self, n_bytes: int, what: str) -> None:
         if self.offset + n_bytes > self.size:
-            raise ModelFileError(f"{what} needs {n_bytes} bytes at offset {self.offset}, the file has {self.size}")
+            raise InvalidModelError(f"{what} needs {n_bytes} bytes at offset {self.offset}, the file has {self.size}")
         if self.offset + n_bytes > MAX_HEADER_BYTES:
-            raise ModelFileError(f"{what} lies beyond the header limit of {MAX_HEADER_BYTES} bytes")
+            raise InvalidModelError(f"{what} lies beyond the header limit of {MAX_HEADER_BYTES} bytes")
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from barrel_inference.errors import ModelFileError
+from barrel_inference.errors import InvalidModelError
 from barrel_inference.registry.gguf.cursor import Cursor
 from barrel_inference.registry.gguf.tensors import MAX_DIMENSIONS, Tensor, check_layout, check_tensor
 
@@ -69,20 +69,20 @@ def read_header(fd: int, size: int, max_array: int) -> Header:
 
 def _read_version(cursor: Cursor) -> int:
     if cursor.size < 24:
-        raise ModelFileError(f"too short for a GGUF file ({cursor.size} bytes)")
+        raise InvalidModelError(f"too short for a GGUF file ({cursor.size} bytes)")
     if (magic := cursor.take(4, "the magic")) != MAGIC:
-        raise ModelFileError(f"not a GGUF file (it begins with {magic!r})")
+        raise InvalidModelError(f"not a GGUF file (it begins with {magic!r})")
     version = cursor.u32("the version")
     if version not in VERSIONS:
         big_endian = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
         kind = "big-endian GGUF is" if big_endian else f"GGUF version {version} is"
-        raise ModelFileError(f"{kind} not supported")
+        raise InvalidModelError(f"{kind} not supported")
     return version
 
 
 def _bounded(count: int, limit: int, what: str) -> int:
     if count > limit:
-        raise ModelFileError(f"the file claims {count} {what}, the limit is {limit}")
+        raise InvalidModelError(f"the file claims {count} {what}, the limit is {limit}")
     return count
 
 
@@ -96,7 +96,7 @@ def _refuse_twins(names: list[str], what: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ModelFileError(f"{what} {name!r} occurs twice")
+            raise InvalidModelError(f"{what} {name!r} occurs twice")
         seen.add(name)
 
 
@@ -113,7 +113,7 @@ class _Metadata:
         for _ in range(n_keys):
             key = self._string("a metadata key", MAX_NAME_BYTES)
             if key in metadata:
-                raise ModelFileError(f"metadata key {key!r} occurs twice")
+                raise InvalidModelError(f"metadata key {key!r} occurs twice")
             metadata[key] = self._value(key)
         return metadata
 
@@ -151,7 +151,7 @@ class _Metadata:
 
 def _scalar_struct(type_id: int, what: str) -> struct.Struct:
     if (form := _SCALARS.get(type_id)) is None:
-        raise ModelFileError(f"{what} has the unsupported type {type_id}")
+        raise InvalidModelError(f"{what} has the unsupported type {type_id}")
     return form
 
 
@@ -166,5 +166,5 @@ def _read_tensor(cursor: Cursor) -> Tensor:
 def _alignment(metadata: dict[str, MetadataValue]) -> int:
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0 or value & (value - 1):
-        raise ModelFileError(f"general.alignment must be a power of two, not {value!r}")
+        raise InvalidModelError(f"general.alignment must be a power of two, not {value!r}")
     return value

@@ -6,7 +6,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from barrel_inference.errors import ModelFileError
+from barrel_inference.errors import InvalidModelError
 
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = (1 << 63) - 1
@@ -71,15 +71,15 @@ class Tensor(NamedTuple):
 
 
 def check_tensor(name: str, shape: tuple[int, ...], type_id: int, offset: int) -> Tensor:
-    """A tensor whose own numbers agree with each other; ``ModelFileError`` naming the one that does not."""
+    """A tensor whose own numbers agree with each other; ``InvalidModelError`` naming the one that does not."""
     kind = ELEMENT_TYPES.get(type_id)
     if kind is None:
-        raise ModelFileError(f"tensor {name!r} has the unknown type {type_id}")
+        raise InvalidModelError(f"tensor {name!r} has the unknown type {type_id}")
     n_elements = prod(shape)
     if n_elements > MAX_ELEMENTS:
-        raise ModelFileError(f"tensor {name!r} claims {n_elements} elements")
+        raise InvalidModelError(f"tensor {name!r} claims {n_elements} elements")
     if shape and shape[0] % kind.block:
-        raise ModelFileError(
+        raise InvalidModelError(
             f"tensor {name!r} has rows of {shape[0]} elements, {kind.name} needs multiples of {kind.block}"
         )
     return Tensor(name, shape, kind.name, offset, n_elements // kind.block * kind.block_bytes)
@@ -90,8 +90,10 @@ def check_layout(tensors: tuple[Tensor, ...], alignment: int, data_bytes: int) -
     end = 0
     for tensor in tensors:
         if tensor.offset != end:
-            raise ModelFileError(f"tensor {tensor.name!r} is at offset {tensor.offset}, expected {end}")
+            raise InvalidModelError(f"tensor {tensor.name!r} is at offset {tensor.offset}, expected {end}")
         if tensor.offset + tensor.size_bytes > data_bytes:
             missing = tensor.offset + tensor.size_bytes - data_bytes
-            raise ModelFileError(f"tensor {tensor.name!r} ends {missing} bytes after the end of the file (truncated?)")
+            raise InvalidModelError(
+                f"tensor {tensor.name!r} ends {missing} bytes after the end of the file (truncated?)"
+            )
         end = -(-(tensor.offset + tensor.size_bytes) // alignment) * alignment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from barrel_inference.errors import ModelFileError
+from barrel_inference.errors import InvalidModelError
 from barrel_inference.registry.files import absolute
 from barrel_inference.registry.gguf import is_first_of_model, shard_paths
 from barrel_inference.registry.names import Spec
@@ -28,9 +28,9 @@ def model_files(path: Path) -> tuple[Path, ...]:
             mode = item.stat().st_mode
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise ModelFileError(f"{item.name}: {(reason or 'not readable').lower()}") from None
+            raise InvalidModelError(f"{item.name}: {(reason or 'not readable').lower()}") from None
         if not stat.S_ISREG(mode):
-            raise ModelFileError(f"{item.name}: not a regular file")
+            raise InvalidModelError(f"{item.name}: not a regular file")
     return paths
 
 
@@ -43,16 +43,16 @@ def _only_model(directory: Path) -> Path:
     if len(models) == 1:
         return models[0]
     if models:
-        raise ModelFileError(
+        raise InvalidModelError(
             f"{directory}: holds several models, name one: {', '.join(path.name for path in models[:9])}"
         )
     if any(_entries(directory, *UNCONVERTED)):
-        raise ModelFileError(f"{directory}: not GGUF; convert it first, with llama.cpp's convert_hf_to_gguf.py")
-    raise ModelFileError(f"{directory}: a directory without a GGUF file")
+        raise InvalidModelError(f"{directory}: not GGUF; convert it first, with llama.cpp's convert_hf_to_gguf.py")
+    raise InvalidModelError(f"{directory}: a directory without a GGUF file")
 
 
 def _entries(directory: Path, *suffixes: str) -> list[Path]:
     try:
         return sorted(path for path in directory.iterdir() if path.name.lower().endswith(suffixes))
     except OSError as error:
-        raise ModelFileError(f"{directory}: {(error.strerror or str(error)).lower()}") from None
+        raise InvalidModelError(f"{directory}: {(error.strerror or str(error)).lower()}") from None
