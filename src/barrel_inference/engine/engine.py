@@ -28,7 +28,6 @@ from barrel_inference.errors import (
     BarrelError,
     ConfigError,
     DecodeError,
-    InvalidRequestError,
     NotLoadedError,
     RequestTimeoutError,
     SeqCapacityError,
@@ -197,7 +196,9 @@ class Engine:
                 if generation.sampler is None:
                     generation.open(self._backend.sampler(generation.request.sampling, generation.seed))
             except Exception as error:
-                self._fail(generation, InvalidRequestError.wrap(error))
+                if not isinstance(error, BarrelError):
+                    log.exception("request %s could not begin", generation.request.id)
+                self._fail(generation, BarrelError.wrap(error))
             else:
                 self._announce(generation)
         for generation in self._admission.turned_away():
