@@ -136,10 +136,10 @@ async def test_a_second_death_on_one_request_is_its_error_and_the_model_lives_on
 
 
 async def test_the_guilty_one_alone_fails_whatever_is_beside_it() -> None:
-    async with started() as one:
+    async with started(sleep=lambda delay_s: asyncio.sleep(0)) as one:
         tasks = {
             prompt: asyncio.create_task(collect(one, request(prompt, f"r{n}", max_tokens=5)))
-            for n, prompt in enumerate(("count", "slow", "kill:2", "kill:0", "count:"))
+            for n, prompt in enumerate(("count", "slow", "kill:2", "kill:0", "count:9"))
         }
         echo = asyncio.create_task(one.call("echo", a=1))
         done = dict(zip(tasks, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True))
