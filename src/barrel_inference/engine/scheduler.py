@@ -14,8 +14,8 @@ from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS
 
 GRAIN = 16  # budgeted chunks are multiples of it
 SMALL_CHUNK = 32  # the least; below TILED_ROWS another attention kernel works, which is slow deep in a context
-SMALL_GAIN = 0.65  # a small chunk that takes more of a tile's time than this is not worth its throughput
-STEP_BUDGET_S = 0.45  # for a step in which others decode: their gap stays under 0.5 s
+SMALL_GAIN = 0.75  # a small chunk that takes more of a tile's time than this is not worth its throughput
+STEP_BUDGET_S = 0.4  # for a step in which others decode: their gap stays under 0.5 s
 EWMA_WEIGHT = 0.3
 
 
