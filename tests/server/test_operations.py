@@ -42,9 +42,16 @@ def test_metrics_count_requests_tokens_and_the_cache(server: RunningServer) -> N
     tokens = ("kind=completion", "model=stub:latest")
     assert now["barrel_tokens_total", tokens] == before.get(("barrel_tokens_total", tokens), 0) + 4
     assert now["barrel_model_loaded", ("model=stub:latest",)] == 1
-    assert now["barrel_kv_lookups_total", ("model=stub:latest",)] >= 1
+    until(lambda: samples(server)["barrel_kv_lookups_total", ("model=stub:latest",)] >= 1)  # workers report a bit later
     assert any(name == "barrel_tier_used_bytes" for name, _ in now)
     assert not any("made-up-name" in label for _, labels in now for label in labels)
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
 
 
 def samples(server: RunningServer) -> dict[tuple[str, tuple[str, ...]], float]:
