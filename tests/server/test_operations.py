@@ -138,7 +138,7 @@ def test_the_cache_can_be_seen_and_steered(server: RunningServer) -> None:
     assert report["prefilled_tokens"] > 0 or report["restored_tokens"] > 0
     status, found = server.post("/api/cache/lookup", {"model": "stub", "messages": [{"role": "user", "content": "x"}]})
     assert (status, found["prompt_tokens"] > 0) == (200, True)
-    assert server.request("GET", "/api/cache")[1]["counters"]["lookups"] > 0
+    until(lambda: server.request("GET", "/api/cache")[1]["counters"]["lookups"] > 0)
     assert "path" not in json.dumps(server.request("GET", "/api/cache")[1]["tiers"])
     assert server.post("/api/cache/verify", b"")[1]["corrupt"] == 0
     assert server.post("/api/cache/clear", {})[0] == 200
