@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from barrel_inference.config import ServerOptions
-from tests.server.harness import SLOW, STUB, RunningServer
+from tests.server.harness import SLOW, STUB, RunningServer, until
 
 LONG = {"num_predict": 5000}  # a hundred seconds of the slow model: whoever waits for its end waits too long
 IDLE = 2000
@@ -43,13 +42,6 @@ def connect(server: RunningServer, path: str, body: Any) -> socket.socket:
     client = socket.create_connection((where.hostname, where.port), timeout=30)
     client.sendall(head.encode() + data)
     return client
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.002)
 
 
 def engine_running(server: RunningServer, name: str) -> int:

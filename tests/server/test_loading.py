@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,9 @@ from barrel_inference.config import ServerOptions
 from barrel_inference.errors import ModelNotFoundError
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.service import ModelService
-from tests.server.harness import RunningServer
+from tests.server.harness import RunningServer, until
 
 CHAT = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.02)
 
 
 def loaded(server: RunningServer) -> set[str]:

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from barrel_inference.server.app import Server, log_line
 from barrel_inference.server.http import openapi
 from barrel_inference.server.http.record import Record
-from tests.server.harness import RunningServer
+from tests.server.harness import RunningServer, until
 
 ASK = {"model": "stub", "prompt": "Hello", "stream": False, "options": {"num_predict": 4, "seed": 1}}
 
@@ -45,13 +45,6 @@ def test_metrics_count_requests_tokens_and_the_cache(server: RunningServer) -> N
     until(lambda: samples(server)["barrel_kv_lookups_total", ("model=stub:latest",)] >= 1)  # workers report a bit later
     assert any(name == "barrel_tier_used_bytes" for name, _ in now)
     assert not any("made-up-name" in label for _, labels in now for label in labels)
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.01)
 
 
 def samples(server: RunningServer) -> dict[tuple[str, tuple[str, ...]], float]:
