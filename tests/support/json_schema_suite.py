@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
-import tarfile
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import sdist
 
 PACKAGE = "jsonschema==4.23.0"
 MEMBERS = "/json/tests/"
@@ -26,8 +24,8 @@ def groups(draft: str) -> list[tuple[str, dict[str, Any]]]:
     folder = Path(os.environ.get("BARREL_TEST_JSON_SCHEMA_SUITE") or KEPT)
     if not folder.is_dir():
         try:
-            _fetch(folder)
-        except (subprocess.SubprocessError, OSError, tarfile.TarError) as error:
+            sdist.unpack(PACKAGE, folder, _place, FETCH_S)
+        except sdist.ERRORS as error:
             pytest.skip(f"the source package with the test suite cannot be fetched: {error}")
     files = sorted((folder / draft).glob("*.json"))
     found = [(path.stem, group) for path in files for group in json.loads(path.read_text(encoding="utf-8"))]
@@ -43,20 +41,6 @@ def _references(schema: Any) -> list[str]:
     return [each for value in schema for each in _references(value)] if isinstance(schema, list) else []
 
 
-def _fetch(folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "jsonschema"]
-        subprocess.run([*pip, "--dest", scratch, PACKAGE], check=True, timeout=FETCH_S)
-        (archive,) = Path(scratch).glob("*.tar.gz")
-        new = Path(scratch) / "suite"
-        with tarfile.open(archive) as package:
-            for member in package:
-                draft, _, name = member.name.partition(MEMBERS)[2].partition("/")
-                if "/" in name or not name.endswith(".json"):
-                    continue
-                content = package.extractfile(member)
-                assert content is not None
-                (new / draft).mkdir(parents=True, exist_ok=True)
-                (new / draft / name).write_bytes(content.read())
-        new.replace(folder)
+def _place(member: str) -> str | None:
+    draft, _, name = member.partition(MEMBERS)[2].partition("/")
+    return f"{draft}/{name}" if name.endswith(".json") and "/" not in name else None

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
-import sys
-import tarfile
-import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.support import sdist
 
 PACKAGE = "llama-cpp-python==0.3.36"
 MEMBERS = "/vendor/llama.cpp/models/templates/"
@@ -25,24 +23,11 @@ def templates() -> dict[str, str]:
     folder = Path(os.environ.get("BARREL_TEST_TEMPLATES") or KEPT)
     if not folder.is_dir():
         try:
-            _fetch(folder)
-        except (subprocess.SubprocessError, OSError, tarfile.TarError) as error:
+            sdist.unpack(PACKAGE, folder, _place, FETCH_S)
+        except sdist.ERRORS as error:
             pytest.skip(f"the source package with the templates cannot be fetched: {error}")
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
 
 
-def _fetch(folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python"]
-        subprocess.run([*pip, "--dest", scratch, PACKAGE], check=True, timeout=FETCH_S)
-        (archive,) = Path(scratch).glob("*.tar.gz")
-        new = Path(scratch) / "templates"
-        new.mkdir()
-        with tarfile.open(archive) as package:
-            for member in package:
-                if MEMBERS in member.name and member.name.endswith(".jinja"):
-                    found = package.extractfile(member)
-                    assert found is not None
-                    (new / Path(member.name).name).write_bytes(found.read())
-        new.replace(folder)
+def _place(member: str) -> str | None:
+    return Path(member).name if MEMBERS in member and member.endswith(".jinja") else None
