@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from barrel_inference.config import ServerOptions
 from barrel_inference.errors import ModelNotFoundError
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.service import ModelService
-from tests.server.harness import RunningServer, until
+from tests.server.harness import STUB, RunningServer, until
 
 CHAT = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
@@ -62,3 +64,25 @@ async def test_an_unknown_model_is_pulled_only_when_wanted() -> None:
     service = ModelService(shelf, pool, ServerOptions(), shelf.pull)  # type: ignore[arg-type]
     assert [(await service.find("new")).name, (await service.find("new")).name] == ["new", "new"]
     assert shelf.pulled == ["new"]
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages"])
+def test_a_worker_killed_while_it_loads_is_worth_another_try(tmp_path: Path, path: str) -> None:
+    models = {"stub": {**STUB, "stub": {"load_s": 60.0}}}
+    before = set(psutil.Process().children())
+    with RunningServer(tmp_path, models=models) as server, ThreadPoolExecutor(2) as clients:
+        asked = [clients.submit(server.exchange, "POST", path, CHAT) for _ in range(2)]
+        until(lambda: len(set(psutil.Process().children()) - before) == 1)
+        for worker in set(psutil.Process().children()) - before:
+            worker.kill()
+        for status, text, headers in [each.result() for each in asked]:
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert "the worker died while loading (killed by signal 9" in text
+
+
+def test_a_load_that_the_worker_refuses_is_not(tmp_path: Path) -> None:
+    models = {"stub": {**STUB, "stub": {"fail_load": "no such thing"}}}
+    with RunningServer(tmp_path, models=models) as server:
+        status, text, headers = server.exchange("POST", "/api/chat", CHAT)
+        assert (status, text) == (500, '{"error":"no such thing"}')
+        assert "retry-after" not in headers

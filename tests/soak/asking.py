@@ -12,8 +12,7 @@ import aiohttp
 from tests.soak.dialects import Dialect, Question
 
 PATIENCE_S = 240.0  # then a request counts as unanswered
-RETRY_STATUSES = (429, 503)  # busy, or the worker died twice: typed, with the time to try again
-DIED_LOADING = "the worker died while loading"  # an answer, not a retry: the file may be what kills it
+RETRY_STATUSES = (429, 503)  # busy, or the worker died twice or while loading: typed, with the time to try again
 
 # whole: to its end. left: we went before that. refused: a typed error that says to try again.
 # wrong: an answer that no client could use. unanswered: nothing, or no end of it.
@@ -66,7 +65,7 @@ class Asker:
 
 async def _refusal(response: aiohttp.ClientResponse, dialect: Dialect) -> Reply:
     detail = f"{dialect.name} {response.status}: {dialect.error(await response.json())}"
-    typed = DIED_LOADING in detail or (response.status in RETRY_STATUSES and "Retry-After" in response.headers)
+    typed = response.status in RETRY_STATUSES and "Retry-After" in response.headers
     return Reply("refused" if typed else "wrong", detail=detail)
 
 

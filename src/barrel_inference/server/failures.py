@@ -24,6 +24,7 @@ _STATUS = {
     "tier_mismatch": 400,
     "tier_unknown": 400,
     "unauthorized": 401,
+    "forbidden": 403,
     "model_not_found": 404,
     "not_found": 404,
     "not_loaded": 404,
@@ -49,6 +50,10 @@ class UnauthorizedError(BarrelError):
     code = "unauthorized"
 
 
+class ForbiddenError(BarrelError):
+    code = "forbidden"
+
+
 class NotFoundError(BarrelError):
     code = "not_found"
 
@@ -66,7 +71,9 @@ class ShuttingDownError(BarrelError):
 
 
 def status(error: BarrelError) -> int:
-    return _STATUS.get(error.code, INTERNAL)
+    """A worker that died before it was ready is as little the request's fault as one that died on others: try again."""
+    died_loading = error.code == "load_failed" and error.details.get("died")
+    return 503 if died_loading else _STATUS.get(error.code, INTERNAL)
 
 
 def headers(error: BarrelError) -> dict[str, str]:

@@ -6,10 +6,10 @@ A request's options go over the model's own parameters, and those over the diale
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,6 +37,7 @@ from barrel_inference.types import Chunk, Completion, Embedding, Message
 PLAIN = Parameters({}, {})
 
 Pull = Callable[[str], Awaitable[None]]
+Task = Literal["chat", "generate", "embed"]  # Ollama's words, which refusals use
 
 
 class ModelService:
@@ -54,7 +55,7 @@ class ModelService:
         """``wish``: how to load, and the defaults below the model's own parameters."""
         self.check(request)
         async with (
-            self.lease(request.model, wish, request.keep_alive) as lease,
+            self.lease(request.model, wish, request.keep_alive, task="chat") as lease,
             aclosing(self.chat_with(lease, request, wish)) as events,
         ):
             async for event in events:
@@ -80,7 +81,7 @@ class ModelService:
 
     async def complete(self, request: CompletionRequest, wish: Parameters = PLAIN) -> AsyncGenerator[Chunk, None]:
         async with (
-            self.lease(request.model, wish, request.keep_alive) as lease,
+            self.lease(request.model, wish, request.keep_alive, task="generate") as lease,
             aclosing(self.complete_with(lease, request, wish)) as chunks,
         ):
             async for chunk in chunks:
@@ -98,13 +99,17 @@ class ModelService:
                     _complete(chunk.completion)
                 yield chunk
 
+    async def detokenize(self, model: str, tokens: Sequence[int]) -> str:
+        async with self.lease(model, PLAIN, None) as lease:
+            return await lease.model.detokenize(tokens)
+
     async def count_tokens(self, request: ChatRequest) -> int:
         self.check(request)
-        async with self.lease(request.model, PLAIN, request.keep_alive) as lease:
+        async with self.lease(request.model, PLAIN, request.keep_alive, task="chat") as lease:
             return await chat.count_tokens(lease.model, self.whole(lease, request, PLAIN))
 
     async def embed(self, request: EmbedRequest, wish: Parameters = PLAIN) -> Embedding:
-        async with self.lease(request.model, wish, request.keep_alive, embeddings=True) as lease:
+        async with self.lease(request.model, wish, request.keep_alive, task="embed") as lease:
             inputs = request.inputs
             if request.truncate:
                 inputs = tuple([await _cut(lease, each) for each in inputs])
@@ -135,22 +140,27 @@ class ModelService:
 
     @asynccontextmanager
     async def lease(
-        self, name: str, wish: Parameters, keep_alive: KeepAlive, *, embeddings: bool = False
+        self, name: str, wish: Parameters, keep_alive: KeepAlive, *, task: Task | None = None
     ) -> AsyncGenerator[Lease, None]:
-        """The model, loaded, for the time of one request."""
+        """The model, loaded, for the time of one request. Raises UnsupportedError for a ``task`` that is not its; None
+        is what every model can do."""
         keep_s = keepalive.parse(keep_alive)
         entry = await self.find(name)
-        if entry.embedding and not embeddings:
-            raise UnsupportedError(f'"{name}" does not support generate', capability="completion")
+        if entry.embedding and task in ("chat", "generate"):
+            raise UnsupportedError(f'"{name}" does not support {task}', capability="completion")
         own = translate(entry.parameters)
         async with self.pool.lease(
-            entry, n_ctx=wish.n_ctx or own.n_ctx, hints=wish.load or own.load, keep_s=keep_s, embeddings=embeddings
+            entry,
+            n_ctx=wish.n_ctx or own.n_ctx,
+            hints=wish.load or own.load,
+            keep_s=keep_s,
+            embeddings=entry.embedding or task == "embed",
         ) as lease:
             yield lease
 
     async def load(self, name: str, wish: Parameters = PLAIN, keep_alive: KeepAlive = None) -> None:
         """Only load."""
-        async with self.lease(name, wish, keep_alive, embeddings=(await self.find(name)).embedding):
+        async with self.lease(name, wish, keep_alive):
             pass
 
     async def unload(self, name: str) -> None:
@@ -178,7 +188,8 @@ def _options(entry: Entry, options: Mapping[str, Any], wish: Parameters) -> dict
 
 def merged(entry: Entry, request: ChatRequest, wish: Parameters) -> ChatRequest:
     """With what the model's manifest adds: its system message unless there is one, its messages, its parameters."""
-    before = tuple(msgspec.convert(message, Message) for message in entry.messages)
+    given = () if request.context else entry.messages  # an earlier conversation began with them
+    before = tuple(msgspec.convert(message, Message) for message in given)
     messages = before + request.messages
     first = request.messages[0].role if request.messages else ""
     if entry.system and first not in ("system", "developer"):

@@ -1,4 +1,4 @@
-"""The queue before a model: order, depth, time-out, and callers who leave at any moment."""
+"""The queue before a model: order, depth, time-out, clients' turns, and callers who leave at any moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from barrel_inference.server.models.admission import Gate
 
 
 class Crowd:
-    """Callers by name; each holds its place until it is told to go."""
+    """Callers by name; each holds its place until it is told to go. A name's letter is its client, where it has a
+    number."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -32,7 +33,7 @@ class Crowd:
         await settle()
 
     async def _call(self, name: str) -> None:
-        async with self.gate.admit():
+        async with self.gate.admit(name[0] if name[1:] else ""):
             self.entered.append(name)
             await self._go[name].wait()
 
@@ -108,7 +109,7 @@ async def test_any_coming_and_going_leaves_nothing_behind() -> None:
     async def call() -> None:
         nonlocal most
         try:
-            async with gate.admit():
+            async with gate.admit(chance.choice("ab")):
                 most = max(most, gate.running)
                 await asyncio.sleep(chance.random() * 0.002)
         except QueueFullError:
@@ -123,3 +124,26 @@ async def test_any_coming_and_going_leaves_nothing_behind() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert (gate.running, gate.waiting) == (0, 0)
     assert most == 3
+
+
+async def test_a_client_with_many_requests_waits_for_one_with_few() -> None:
+    crowd = Crowd(Gate(capacity=1, depth=10, timeout_s=0))
+    await crowd.come("a1", "a2", "a3", "b1")
+    for name in ("a1", "a2", "b1", "a3"):
+        assert crowd.entered[-1] == name
+        await crowd.go(name)
+
+
+async def test_a_full_queue_takes_one_more_of_who_has_few_from_who_has_most() -> None:
+    crowd = Crowd(Gate(capacity=1, depth=3, timeout_s=0))
+    await crowd.come("a1", "a2", "a3", "a4", "b1")
+    with pytest.raises(QueueFullError, match="maximum pending requests exceeded") as caught:
+        await crowd.tasks["a4"]
+    assert caught.value.details["retry_after_s"] > 0
+    await crowd.come("a5")
+    with pytest.raises(QueueFullError):
+        await crowd.tasks["a5"]
+    for name in ("a1", "a2", "b1", "a3"):
+        assert crowd.entered[-1] == name
+        await crowd.go(name)
+    assert (crowd.gate.running, crowd.gate.waiting) == (0, 0)

@@ -14,8 +14,8 @@ from barrel_inference.server.failures import ShuttingDownError
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.fit import WORKER_BYTES, kv_bytes_per_token
 from barrel_inference.server.models.pool import Pool
-from barrel_inference.worker.memory import FakeMemory
 from tests.server.fakes import FakeRuntime, FakeTimers
+from tests.support.memory import FakeMemory
 
 A, B, C = (Entry(name=f"{name}:latest") for name in "abc")
 

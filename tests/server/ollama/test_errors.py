@@ -38,6 +38,7 @@ def generate(**more: Any) -> tuple[str, dict[str, Any]]:
         (generate(suffix="x"), "stub:latest does not support insert"),
         (("/api/embed", {"model": "stub", "input": 5}), "invalid input type"),
         (("/api/pull", {}), "invalid model name"),
+        (("/api/show", {}), "model is required"),
         (("/api/copy", {"source": "../x", "destination": "b"}), 'source "../x" is invalid'),
         (("/api/copy", {"source": "a", "destination": "/"}), 'destination "/" is invalid'),
         (chat(messages=[{"role": "robot", "content": "x"}]), 'invalid role: "robot"'),
@@ -114,3 +115,35 @@ def test_debug_render_only(server: RunningServer) -> None:
 
 def test_push_is_refused(server: RunningServer) -> None:
     assert server.post("/api/push", {"model": "stub"})[0] == 400
+
+
+def test_copying_what_is_not_there(server: RunningServer) -> None:
+    asked = {"source": "nope", "destination": "b"}
+    assert server.post("/api/copy", asked) == (404, {"error": 'model "nope" not found'})
+
+
+def test_unloading_looks_at_nothing_else(server: RunningServer) -> None:
+    odd = {"images": ["aGk="], "raw": True, "system": "x", "suffix": "x", "format": 5, "options": {"num_ctx": "big"}}
+    status, body = server.post("/api/generate", {"model": "stub", "prompt": "", "keep_alive": 0, **odd})
+    assert (status, body["done_reason"]) == (200, "unload")
+    status, body = server.post("/api/chat", {"model": "stub", "keep_alive": "0s", "format": 5})
+    assert (status, body["done_reason"]) == (200, "unload")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "answer"),
+    [
+        ("GET", "/api/status", 200, {"cloud": {"disabled": True, "source": "config"}}),
+        ("GET", "/api/experimental/model-recommendations", 200, {"recommendations": []}),
+        ("POST", "/api/me", 401, {"error": "unauthorized"}),
+        ("POST", "/api/signout", 401, {"error": "you are not currently signed in"}),
+        ("DELETE", "/api/user/keys/abc", 401, {"error": "you are not currently signed in"}),
+    ],
+)
+def test_there_is_no_cloud(server: RunningServer, method: str, path: str, status: int, answer: Any) -> None:
+    assert server.request(method, path) == (status, answer)
+
+
+@pytest.mark.parametrize("path", ["/api/experimental/web_search", "/api/experimental/web_fetch"])
+def test_nothing_is_asked_of_the_web(server: RunningServer, path: str) -> None:
+    assert server.post(path, {"query": "x", "url": "x"})[0] == 403

@@ -1,7 +1,8 @@
 """Who may ask: the Host header against DNS rebinding, the Origin of web pages, API keys. Pure decisions.
 
 DNS rebinding: a page of evil.example, whose name now means 127.0.0.1, asks with its own name as Host. An address in the
-Host header cannot come from that trick; of names only those that mean this machine are taken.
+Host header cannot come from that trick, nor can a name without a dot, which the local network gives (a container's);
+of others only those that mean this machine are taken.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ def without_port(host: str) -> str:
 
 
 def host_allowed(host: str, extra: Iterable[str] = (), machine: str | None = None) -> bool:
-    """An address, a name of this machine, or one of ``extra``."""
+    """An address, a name of this machine or its network, or one of ``extra``."""
     name = without_port(host).lower().rstrip(".")
     if not name:
         return False
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        own = {"localhost", (socket.gethostname() if machine is None else machine).lower()}
-        return name in own or name.endswith(_LOCAL_SUFFIXES) or name in {each.lower() for each in extra}
+        own = {(socket.gethostname() if machine is None else machine).lower(), *(each.lower() for each in extra)}
+        return "." not in name or name.endswith(_LOCAL_SUFFIXES) or name in own
     return True
 
 
@@ -84,3 +85,9 @@ def key_of(authorization: str, x_api_key: str) -> str:
     """The key that a request carries, or nothing."""
     scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else x_api_key.strip()
+
+
+def client_of(keys: Keys, key: str, address: str) -> str:
+    """Who asks, for the taking of turns: the key where keys are wanted (as a digest, to be no secret), else the
+    machine."""
+    return sha256(key.encode(errors="replace")).hexdigest() if keys else address

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from barrel_inference.errors import BarrelError, RequestTimeoutError
-from barrel_inference.server.failures import TooLargeError, UnauthorizedError
+from barrel_inference.server.failures import ForbiddenError, TooLargeError, UnauthorizedError
 from barrel_inference.server.http import auth, record
 from barrel_inference.server.http.record import Record
 from barrel_inference.server.http.streaming import noted
@@ -105,28 +105,35 @@ class Guard:
             return
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self._is_stranger(host, origin):
-            await Response(status_code=403)(scope, receive, send)
+        if stranger := self._stranger(host, origin):
+            await self._failure_of(scope["path"])(noted(stranger))(scope, receive, send)
         elif scope["method"] == "OPTIONS":
             await Response(status_code=204, headers=_preflight(origin))(scope, receive, send)
         elif error := self._refusal(scope["path"], headers):
             await self._failure_of(scope["path"])(noted(error))(scope, receive, _readable(send, origin))
         else:
+            address = (scope.get("client") or ("",))[0]
+            record.current().client = auth.client_of(self._access.keys, _key(headers), address)
             await self._app(scope, receive, _readable(send, origin))
 
-    def _is_stranger(self, host: str, origin: str | None) -> bool:
+    def _stranger(self, host: str, origin: str | None) -> ForbiddenError | None:
         if self._access.check_host and not auth.host_allowed(host, self._access.hosts):
-            return True
-        return origin is not None and not self._access.origins.allows(origin, host)
+            return ForbiddenError("the Host header names another machine; names of this one belong into server.hosts")
+        if origin is not None and not self._access.origins.allows(origin, host):
+            return ForbiddenError("pages of this Origin may not ask; those that may belong into server.origins")
+        return None
 
     def _refusal(self, path: str, headers: Headers) -> BarrelError | None:
         keys = self._access.keys
         if not keys or path in self._access.open_paths:
             return None
-        key = auth.key_of(headers.get("authorization", ""), headers.get("x-api-key", ""))
-        if keys.accepts(key):
+        if keys.accepts(_key(headers)):
             return None
         return UnauthorizedError("unauthorized: this server wants an API key, as Authorization: Bearer or x-api-key")
+
+
+def _key(headers: Headers) -> str:
+    return auth.key_of(headers.get("authorization", ""), headers.get("x-api-key", ""))
 
 
 _ALLOWED_HEADERS = (

@@ -21,6 +21,7 @@ class Record:
     id: str
     method: str = ""
     path: str = ""
+    client: str = ""  # who asks, as far as it matters for whose turn it is: a key's digest, or an address
     route: str = "other"  # the pattern, for metrics: paths of clients must not become labels
     started: float = field(default_factory=time.perf_counter)
     status: int = 0

@@ -1,4 +1,4 @@
-"""The queue before one model: first come, first served, so many at a time, so many waiting, and not for ever.
+"""The queue before one model: so many at a time, so many waiting, and not for ever; the order is that of ``turns``.
 
 Owned by the event loop.
 """
@@ -6,11 +6,11 @@ Owned by the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from barrel_inference.errors import QueueFullError
+from barrel_inference.server.models.turns import Turns
 
 BUSY = "server busy, please try again.  maximum pending requests exceeded"  # Ollama's words
 
@@ -23,17 +23,17 @@ class Gate:
         self.running = 0
         self._depth = depth
         self._timeout_s = timeout_s
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turns: Turns[asyncio.Future[None]] = Turns()
         self._served_s = 1.0  # what one request takes, smoothed: for Retry-After
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._turns)
 
     @asynccontextmanager
-    async def admit(self) -> AsyncIterator[None]:
+    async def admit(self, client: str = "") -> AsyncIterator[None]:
         """Raises QueueFullError when too many wait, or after ``timeout_s``; its details say when to try again."""
-        await self._enter()
+        await self._enter(client)
         clock = asyncio.get_running_loop().time
         started = clock()
         try:
@@ -42,33 +42,41 @@ class Gate:
             self._served_s += 0.2 * (clock() - started - self._served_s)
             self._leave()
 
-    async def _enter(self) -> None:
-        if self.running < self.capacity and not self._waiting:
+    async def _enter(self, client: str) -> None:
+        if self.running < self.capacity and not self.waiting:
             self.running += 1
             return
         if self.waiting >= self._depth:
-            raise self._full(BUSY)
+            self._make_room(client)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._turns.push(client, turn)
         try:
             async with asyncio.timeout(self._timeout_s or None):
                 await turn
         except BaseException as error:
-            self._give_up(turn)
+            self._give_up(client, turn)
             if isinstance(error, TimeoutError):
                 raise self._full(f"server busy: no turn within {self._timeout_s:g} s") from None
             raise
 
-    def _give_up(self, turn: asyncio.Future[None]) -> None:
-        if turn.done() and not turn.cancelled():  # it came at the same moment: pass it on
+    def _make_room(self, client: str) -> None:
+        """In a full queue, at the cost of a client that has more in it. Raises QueueFullError when there is none."""
+        bumped = self._turns.bump(client)
+        if bumped is None:
+            raise self._full(BUSY)
+        if not bumped.done():
+            bumped.set_exception(self._full(BUSY))
+
+    def _give_up(self, client: str, turn: asyncio.Future[None]) -> None:
+        if turn.done() and not turn.cancelled() and turn.exception() is None:  # it came at the same moment: pass it on
             self._leave()
-        elif turn in self._waiting:
-            self._waiting.remove(turn)
+        else:
+            self._turns.remove(client, turn)
 
     def _leave(self) -> None:
         self.running -= 1
-        while self._waiting and self.running < self.capacity:
-            turn = self._waiting.popleft()
+        while self.waiting and self.running < self.capacity:
+            turn = self._turns.pop()
             if not turn.done():
                 self.running += 1
                 turn.set_result(None)

@@ -84,5 +84,7 @@ def tagged(name: str) -> str:
 def _entry(name: str, options: Mapping[str, Any]) -> Entry:
     own = {key: value for key, value in options.items() if key in _ENTRY_OPTIONS}
     load = {key: value for key, value in options.items() if key not in _ENTRY_OPTIONS and key != "model_path"}
-    n_ctx = load.get("context_opts", {}).get("n_ctx")
-    return Entry(name=name, path=options.get("model_path"), load=load, context_size=n_ctx, **own)
+    context = load.get("context_opts", {})
+    if context.get("embeddings"):
+        own |= {"embedding": True, "capabilities": ("embedding",)}
+    return Entry(name=name, path=options.get("model_path"), load=load, context_size=context.get("n_ctx"), **own)

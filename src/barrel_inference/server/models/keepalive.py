@@ -15,8 +15,10 @@ from barrel_inference.errors import InvalidRequestError
 FOREVER = math.inf
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+_PART = re.compile(rf"({_NUMBER})(ns|us|µs|μs|ms|s|m|h)")
 _DURATION = re.compile(rf"[+-]?(?:{_PART.pattern})+")
+_UNITLESS = re.compile(rf"[+-]?{_NUMBER}")
 _MAX_S = 2**63 / 1e9  # Go counts nanoseconds in 64 bits; more is forever
 
 
@@ -42,14 +44,14 @@ def go_duration(text: str) -> float:
     if _DURATION.fullmatch(text):
         seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
         return -seconds if text.startswith("-") else seconds
-    problem = "missing unit in" if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)", text) else "invalid"
+    problem = "missing unit in" if _UNITLESS.fullmatch(text) else "invalid"
     raise InvalidRequestError(f'time: {problem} duration "{text[:80]}"', option="keep_alive")
 
 
 def parse_environment(text: str, default: float) -> float:
     """OLLAMA_KEEP_ALIVE: a duration or whole seconds, negative is forever, anything else is the default."""
     try:
-        seconds = float(int(text)) if re.fullmatch(r"[+-]?\d+", text) else go_duration(text)
+        seconds = float(text) if re.fullmatch(r"[+-]?[0-9]+", text) else go_duration(text)
     except InvalidRequestError:
         return default
     return FOREVER if seconds < 0 else seconds

@@ -83,7 +83,7 @@ class Pool:
         began = self._timers.time()
         slot.keep.enter(keep_s)
         try:
-            async with slot.gate.admit():
+            async with slot.gate.admit(record.current().client):
                 queued_s = self._timers.time() - began
                 async with slot.use(wanted, hints) as model:
                     wait_s = self._timers.time() - began

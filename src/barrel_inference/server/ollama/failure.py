@@ -28,6 +28,13 @@ def embed_failure(error: BarrelError) -> Response:
     return failure(error)
 
 
+def copy_failure(error: BarrelError) -> Response:
+    """Of a source, in double quotes."""
+    if error.code == "model_not_found":
+        return plain.failure(error, f'model "{_name(error)}" not found')
+    return failure(error)
+
+
 def line(error: BarrelError) -> bytes:
     """The last line of a stream that failed."""
     return msgspec.json.encode(plain.Failed(words(error))) + b"\n"

@@ -22,7 +22,7 @@ from barrel_inference.server.models.pool import Lease
 from barrel_inference.server.ollama import translate, wire
 from barrel_inference.server.ollama.failure import embed_failure, failure, line
 from barrel_inference.server.ollama.pieces import Piece, Writer, joined, ns
-from barrel_inference.server.service import ModelService
+from barrel_inference.server.service import ModelService, Task
 from barrel_inference.types import Embedding
 
 Pieces = AsyncGenerator[Piece, None]
@@ -79,23 +79,26 @@ class Generating:
     async def generate(self, request: Request) -> Response:
         body = await read(request, wire.GenerateRequest)
         writer = Writer(translate.named(body.model), generate=True, with_context=not body.raw)
+        if not body.prompt and _unloads(body):
+            return self._unload(body, writer)
         translate.check_raw(body)
         translate.no_images(body.images, body.model)
         if not body.prompt and not body.suffix:
-            return await self._only_load(body, writer)
+            return self._load(body, writer)
         found = translate.parameters(body)
         if body.raw or body.suffix:
             return _answered(body, self._raw(body, translate.raw(body, found), found, writer))
         asked = translate.generate(body, found)
-        return _answered(body, self._conversation(body, asked, found, writer))
+        return _answered(body, self._conversation(body, asked, found, writer, task="generate"))
 
     async def chat(self, request: Request) -> Response:
         body = await read(request, wire.ChatRequest)
         writer = Writer(translate.named(body.model))
         if not body.messages:
-            return await self._only_load(body, writer)
+            return self._unload(body, writer) if _unloads(body) else self._load(body, writer)
         found = translate.parameters(body)
-        return _answered(body, self._conversation(body, translate.chat(body, found), found, writer))
+        asked = translate.chat(body, found)
+        return _answered(body, self._conversation(body, asked, found, writer, task="chat"))
 
     async def embed(self, request: Request) -> Response:
         body = await read(request, wire.EmbedRequest)
@@ -127,13 +130,17 @@ class Generating:
 
     # ---- work
 
-    async def _only_load(self, body: wire.Generating, writer: Writer) -> Response:
-        """No prompt: load the model, or with keep_alive 0 unload it once it is idle."""
+    def _unload(self, body: wire.Generating, writer: Writer) -> Response:
+        """As soon as it is idle; whatever else the request says."""
 
         async def work() -> bytes:
-            if keepalive.parse(body.keep_alive) == 0:
-                await self._service.unload(body.model)
-                return msgspec.json.encode(writer.only("unload"))
+            await self._service.unload(body.model)
+            return msgspec.json.encode(writer.only("unload"))
+
+        return Answer(work(), failure=failure)
+
+    def _load(self, body: wire.Generating, writer: Writer) -> Response:
+        async def work() -> bytes:
             found = translate.options(body.options)
             await self._service.load(body.model, translate.wish(found), body.keep_alive)
             return msgspec.json.encode(writer.only("load"))
@@ -141,11 +148,11 @@ class Generating:
         return Answer(work(), failure=failure)
 
     async def _conversation(
-        self, body: wire.Generating, asked: neutral.ChatRequest, found: Parameters, writer: Writer
+        self, body: wire.Generating, asked: neutral.ChatRequest, found: Parameters, writer: Writer, *, task: Task
     ) -> Pieces:
         wish = translate.wish(found)
         self._service.check(asked)
-        async with self._service.lease(body.model, wish, body.keep_alive) as lease:
+        async with self._service.lease(body.model, wish, body.keep_alive, task=task) as lease:
             if asked.think:
                 await _require_thinking(lease, asked)
             if body.debug_render_only:
@@ -162,7 +169,7 @@ class Generating:
         self, body: wire.GenerateRequest, asked: neutral.CompletionRequest, found: Parameters, writer: Writer
     ) -> Pieces:
         async with (
-            self._service.lease(body.model, translate.wish(found), body.keep_alive) as lease,
+            self._service.lease(body.model, translate.wish(found), body.keep_alive, task="generate") as lease,
             aclosing(self._completion(body, lease, asked, found, writer)) as pieces,
         ):
             async for piece in pieces:
@@ -200,6 +207,11 @@ class Generating:
             keep_alive=body.keep_alive,
         )
         return await self._service.embed(asked, translate.wish(translate.options(body.options)))
+
+
+def _unloads(body: wire.Generating) -> bool:
+    """When it has nothing to say."""
+    return keepalive.parse(body.keep_alive) == 0
 
 
 def _lasting(body: wire.Generating, wish: Parameters, lease: Lease, found: Parameters) -> Parameters:

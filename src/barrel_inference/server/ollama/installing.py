@@ -19,7 +19,7 @@ from barrel_inference.server.http import record
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.streaming import NDJSON, Answer, Stream
 from barrel_inference.server.ollama import wire
-from barrel_inference.server.ollama.failure import failure, line
+from barrel_inference.server.ollama.failure import copy_failure, failure, line
 from barrel_inference.server.ollama.listing import model_name
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ class Installing:
 
     def operations(self) -> list[Operation]:
         def row(method: str, path: str, endpoint: Any, summary: str, **types: Any) -> Operation:
-            return Operation(method, path, endpoint, failure, summary, **types)
+            return Operation(method, path, endpoint, types.pop("failure", failure), summary, **types)
 
         progress = {"response": wire.Progress, "stream": wire.Progress}
         return [
             row("POST", "/api/pull", self.pull, "Download a model", request=wire.TransferRequest, **progress),
             row("POST", "/api/push", self.push, "Refused: pushing is not supported", request=wire.TransferRequest),
             row("POST", "/api/create", self.create, "Make a model", request=wire.CreateRequest, **progress),
-            row("POST", "/api/copy", self.copy, "Give a model a second name", request=wire.CopyRequest),
+            row("POST", "/api/copy", self.copy, "Give a second name", request=wire.CopyRequest, failure=copy_failure),
             row("DELETE", "/api/delete", self.delete, "Remove a name", request=wire.Named),
             row("HEAD", "/api/blobs/{digest:path}", self.has_blob, "Whether a blob is here"),
             row("POST", "/api/blobs/{digest:path}", self.receive_blob, "Upload a blob", also={201: None}),
@@ -97,7 +97,7 @@ def create_request(body: wire.CreateRequest) -> CreateRequest:
     from barrel_inference.registry.create import CreateRequest  # brings the HTTP client, half of the time to start
 
     given: dict[str, Any] = {
-        "modelfile": body.modelfile,
+        "modelfile": body.modelfile or None,
         "from_": body.from_,
         "files": body.files,
         "adapters": body.adapters,
@@ -106,7 +106,7 @@ def create_request(body: wire.CreateRequest) -> CreateRequest:
         "license": body.license,
         "parameters": body.parameters,
         "messages": body.messages,
-        "quantize": body.quantize,
+        "quantize": body.quantize or body.quantization,
     }
     return CreateRequest(**{name: value for name, value in given.items() if value is not None})
 

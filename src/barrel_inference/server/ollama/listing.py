@@ -76,7 +76,7 @@ class Listing:
 
     async def show(self, request: Request) -> Response:
         body = await read(request, wire.ShowRequest)
-        entry = self._catalog.resolve(model_name(body))
+        entry = self._catalog.resolve(model_name(body, "model is required"))
         info = None if entry.path is None else await asyncio.to_thread(gguf.read, entry.path)
         shown = _shown(entry, body, info)
         if request.headers.get("user-agent", "").startswith("GitHubCopilotChat/"):

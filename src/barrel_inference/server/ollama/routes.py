@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from barrel_inference.registry import Registry
 from barrel_inference.server.http.operation import Operation
+from barrel_inference.server.ollama import account
 from barrel_inference.server.ollama.generating import Generating
 from barrel_inference.server.ollama.installing import Installing
 from barrel_inference.server.ollama.listing import Listing
@@ -12,7 +13,8 @@ from barrel_inference.server.service import ModelService
 
 def routes(service: ModelService, registry: Registry | None, *, local_files: bool) -> list[Operation]:
     """Without a registry: what is configured can be asked, nothing installed."""
-    found = [*Listing(service.catalog, service.pool).operations(), *Generating(service).operations()]
+    found = Listing(service.catalog, service.pool).operations() + Generating(service).operations()
+    found += account.operations()
     if registry is not None:
         found += Installing(registry, local_files=local_files).operations()
     return found

@@ -123,7 +123,7 @@ def no_images(images: list[str] | None, model: str) -> None:
 def generate(request: wire.GenerateRequest, found: Parameters) -> neutral.ChatRequest:
     """A prompt as a conversation of one message, behind the system message if there is one."""
     said = [Message(role="user", content=request.prompt or "")]
-    if request.system is not None:
+    if request.system:  # Ollama's own clients send "" for none
         said.insert(0, Message(role="system", content=request.system))
     return neutral.ChatRequest(
         model=request.model,

@@ -115,6 +115,7 @@ class CreateRequest(Named):
     parameters: Json | None = None
     messages: list[Json] | None = None
     quantize: str | None = None
+    quantization: str | None = None  # the older spelling
     stream: bool | None = None
 
 
@@ -274,6 +275,19 @@ class Version(msgspec.Struct):
 
     version: str
     barrel_inference: str
+
+
+class Cloud(msgspec.Struct, kw_only=True):
+    disabled: bool
+    source: str
+
+
+class Status(msgspec.Struct):
+    cloud: Cloud
+
+
+class Recommended(msgspec.Struct):
+    recommendations: list[Json]
 
 
 class Progress(Shown, kw_only=True):
