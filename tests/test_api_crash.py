@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from barrel_inference import AsyncModel, AsyncRuntime, RuntimeConfig
 from barrel_inference.errors import NotLoadedError, WorkerDiedError
+from tests.support.waiting import eventually
 
 SLOW = {"stub": {"delay_ms": 5}, "context_opts": {"n_ctx": 100_000, "n_seq_max": 4}}
 PROMPT = "It was the best of times, it was the worst of times, " * 8
@@ -26,12 +27,6 @@ PROMPT = "It was the best of times, it was the worst of times, " * 8
 async def runtime(tmp_path: Path) -> AsyncIterator[AsyncRuntime]:
     async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as one:
         yield one
-
-
-async def until(condition: Callable[[], bool], deadline_s: float = 30.0) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110 - other processes set it
-            await asyncio.sleep(0.01)
 
 
 def kill_worker(model: AsyncModel) -> int:
@@ -84,7 +79,7 @@ async def test_the_second_death_is_a_typed_error_and_the_model_lives_on(runtime:
         async for chunk in model.stream(PROMPT, max_tokens=10_000, ignore_eos=True):
             if chunk.tokens:
                 kill_worker(model)
-                await until(lambda: model.info().phase == "ready" or model.info().restarts == 2)
+                await eventually(lambda: model.info().phase == "ready" or model.info().restarts == 2)
     assert (await model.complete(PROMPT, max_tokens=3)).finish_reason == "length"
 
 
@@ -126,7 +121,7 @@ async def test_many_requests_survive_one_death(runtime: AsyncRuntime) -> None:
     options = {"max_tokens": 30, "ignore_eos": True, "temperature": 0}
     alone = [(await model.complete(f"{i} {PROMPT}", cache="off", **options)).text for i in range(8)]
     tasks = [asyncio.create_task(model.complete(f"{i} {PROMPT}", **options)) for i in range(8)]
-    await until(lambda: model.info().running > 0)
+    await eventually(lambda: model.info().running > 0)
     kill_worker(model)
     assert [done.text for done in await asyncio.gather(*tasks)] == alone
 
@@ -134,7 +129,7 @@ async def test_many_requests_survive_one_death(runtime: AsyncRuntime) -> None:
 async def test_unloading_cancels_what_runs_or_waits_for_it(runtime: AsyncRuntime) -> None:
     model = await runtime.load_model("m", backend="stub", **SLOW)
     task = asyncio.create_task(model.complete(PROMPT, max_tokens=50_000, ignore_eos=True))
-    await until(lambda: model.info().running > 0)
+    await eventually(lambda: model.info().running > 0)
     pid = model.info().worker_pid
     await runtime.unload("m")
     assert (await task).finish_reason == "cancelled"
@@ -142,7 +137,7 @@ async def test_unloading_cancels_what_runs_or_waits_for_it(runtime: AsyncRuntime
 
     model = await runtime.load_model("m", backend="stub", **SLOW)
     task = asyncio.create_task(model.complete(PROMPT, max_tokens=50, ignore_eos=True))
-    await until(lambda: model.info().running > 0)
+    await eventually(lambda: model.info().running > 0)
     await runtime.unload("m", drain_s=60)
     assert (await task).finish_reason == "length"
     with pytest.raises(NotLoadedError):
@@ -153,7 +148,7 @@ async def test_unloading_cancels_what_runs_or_waits_for_it(runtime: AsyncRuntime
 
 async def test_a_cancelled_load_leaves_nothing(runtime: AsyncRuntime) -> None:
     task = asyncio.create_task(runtime.load_model("m", backend="stub"))
-    await until(lambda: bool(psutil.Process().children()))
+    await eventually(lambda: bool(psutil.Process().children()))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -190,7 +185,7 @@ async def test_no_orphan_outlives_its_parent_and_its_tier_is_swept(tmp_path: Pat
     parent.send_signal(how)
     parent.wait()
     parent.stdout.close()
-    await until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    await eventually(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
     async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
         await runtime.load_model(backend="stub")
         assert not left_behind[0].exists()
@@ -216,6 +211,6 @@ async def test_a_hundred_cycles_leave_nothing_behind(tmp_path: Path) -> None:
         before, objects = held(), len(list(tmp_path.glob("*/*/*/??/*")))
         for _ in range(100):
             await cycle()
-        await until(lambda: held() == before)
+        await eventually(lambda: held() == before)
         assert len(list(tmp_path.glob("*/*/*/??/*"))) == objects
     assert list(tmp_path.glob("*/*")) == []

@@ -14,7 +14,7 @@ from barrel_inference.aio.tiers import PrivateDirectory, Tiers
 from barrel_inference.config import RuntimeConfig, TierSpec
 from barrel_inference.errors import ConfigError, TierMismatchError, TierUnknownError, TierUnusableError
 from barrel_inference.types import TierKind
-from barrel_inference.worker.memory import FakeMemory
+from tests.support.memory import FakeMemory
 
 
 def tiers(tmp_path: Path, total: int = 16 << 30, **config: int) -> Tiers:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from barrel_inference.config import RegistryOpts
 from barrel_inference.registry import Registry
 from barrel_inference.registry.download.part import read_state
 from tests.support.hub import BLOCK, Hub
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -33,14 +32,6 @@ def open_registry(root: Path, hub: Hub, **options: Any) -> Registry:
     """One that knows the hub as the Hub and as Ollama's registry, and is impatient."""
     given = {"hf_endpoint": hub.url, "ollama_endpoint": hub.url, "stall_s": 2.0, "max_attempts": 3, **options}
     return Registry(root, RegistryOpts(**given))
-
-
-async def eventually(check: Callable[[], object], timeout_s: float = 30.0) -> None:
-    """Wait until ``check`` is true; fail when it does not become so."""
-    deadline = time.monotonic() + timeout_s
-    while not check():
-        assert time.monotonic() < deadline, "it did not happen"
-        await asyncio.sleep(0.005)
 
 
 class Killing:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.registry.conftest import eventually
 from tests.registry.weights import model
 from tests.support.hub import Hub
+from tests.support.waiting import eventually
 
 CONTENT = model(60_000)
 

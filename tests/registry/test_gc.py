@@ -21,9 +21,10 @@ from barrel_inference.errors import ModelNotFoundError, PullError
 from barrel_inference.registry import Registry
 from barrel_inference.registry.create import CreateRequest
 from barrel_inference.registry.locks import Lease, leased, locked, try_lock
-from tests.registry.conftest import eventually, open_registry, pull
+from tests.registry.conftest import open_registry, pull
 from tests.registry.weights import model
 from tests.support.hub import Hub
+from tests.support.waiting import eventually
 
 # Three models of two weights: names share blobs.
 WEIGHTS = [model(3000, seed) for seed in range(2)]

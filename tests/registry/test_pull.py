@@ -18,9 +18,10 @@ import pytest
 
 from barrel_inference.errors import InvalidModelError, ModelNotFoundError, PullError, UnsupportedError
 from barrel_inference.registry import Registry
-from tests.registry.conftest import Killing, eventually, open_registry, pull
+from tests.registry.conftest import Killing, open_registry, pull
 from tests.registry.weights import model, shards
 from tests.support.hub import Fault, Hub
+from tests.support.waiting import eventually
 
 CONTENT = model(200_000)
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from barrel_inference.errors import (
 from barrel_inference.types import Chunk, Completion, Request, Sampling
 from barrel_inference.worker.messages import Progress
 from barrel_inference.worker.supervisor import Supervisor, backoff_s
+from tests.support.waiting import eventually
 
 FAKE = Path(__file__).with_name("fake_worker.py")
 
@@ -57,18 +58,12 @@ async def collect(one: Supervisor, wanted: Request) -> tuple[str, Completion]:
     return text, completion
 
 
-async def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110 - other processes set it
-            await asyncio.sleep(0.005)
-
-
 async def test_a_request_streams_to_its_completion() -> None:
     async with started() as one:
         text, completion = await collect(one, request("count"))
         assert text == completion.text == "0 1 2 3 4 "
         assert completion.timings.total_s >= completion.timings.first_token_s > 0
-        await until(lambda: one.counters() == {"done": 1.0})
+        await eventually(lambda: one.counters() == {"done": 1.0})
         assert one.info().phase == "ready"
         assert one.info().worker_pid is not None
     assert one.info().phase == "stopped"
@@ -156,7 +151,7 @@ async def test_what_cannot_be_sent_after_a_restart_takes_nobody_with_it() -> Non
 
     async with started(sleep=sleep) as one:
         dying = asyncio.create_task(collect(one, request("die:1")))
-        await until(lambda: one.info().phase == "restarting")
+        await eventually(lambda: one.info().phase == "restarting")
         bad = asyncio.create_task(collect(one, request("lone \ud800 surrogate", "bad")))
         await asyncio.sleep(0)
         gate.set()
@@ -180,7 +175,7 @@ async def test_an_idle_worker_that_is_killed_comes_back() -> None:
         pid = one.info().worker_pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: one.info().restarts == 1)
+        await eventually(lambda: one.info().restarts == 1)
         assert (await collect(one, request("count")))[0] == "0 1 2 3 4 "
         assert one.info().worker_pid != pid
     assert not psutil.pid_exists(pid)
@@ -211,7 +206,7 @@ async def test_closing_a_stream_cancels_the_request() -> None:
     async with started() as one:
         async with aclosing(one.generate(request("slow", max_tokens=100_000))) as chunks:
             await anext(chunks)
-        await until(lambda: one.counters() == {"done": 1.0})
+        await eventually(lambda: one.counters() == {"done": 1.0})
 
 
 async def test_cancel_ends_a_request_with_its_reason() -> None:
@@ -233,7 +228,7 @@ async def test_cancel_without_a_worker_keeps_what_was_delivered() -> None:
 
     async with started(sleep=sleep) as one:
         task = asyncio.create_task(collect(one, request("die:3")))
-        await until(lambda: one.info().phase == "restarting")
+        await eventually(lambda: one.info().phase == "restarting")
         one.cancel("r")
         text, completion = await task
         assert (text, completion.text, completion.finish_reason) == ("0 1 2 ", "0 1 2 ", "cancelled")
@@ -244,7 +239,7 @@ async def test_a_timeout_ends_the_request_and_stops_the_work() -> None:
         with pytest.raises(RequestTimeoutError) as caught:
             await collect(one, request("slow", max_tokens=100_000, timeout_s=0.05))
         assert caught.value.details == {"timeout_s": 0.05}
-        await until(lambda: one.counters() == {"done": 1.0})
+        await eventually(lambda: one.counters() == {"done": 1.0})
 
 
 async def test_a_request_that_cannot_be_encoded_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The seam to the machine's memory: one protocol, the real reader (psutil), and a fake with settable numbers."""
+"""The seam to the machine's memory: one protocol and the real reader (psutil). Tests have a fake."""
 
 from __future__ import annotations
 
@@ -37,18 +37,3 @@ class PsutilMemory:
             return int(psutil.Process(pid).memory_info().rss)
         except psutil.Error:
             return 0
-
-
-class FakeMemory:
-    """Numbers set by a test."""
-
-    def __init__(self, total: int = 16 << 30, available: int = 8 << 30) -> None:
-        self.total = total
-        self.available = available
-        self.resident: dict[int, int] = {}
-
-    def system(self) -> SystemMemory:
-        return SystemMemory(self.total, self.available)
-
-    def resident_bytes(self, pid: int) -> int:
-        return self.resident.get(pid, 0)

@@ -17,9 +17,9 @@ from barrel_inference.registry.download.fetch import fetch
 from barrel_inference.registry.download.network import Network, NetworkPolicy
 from barrel_inference.registry.download.part import Part, Version, boot_id
 from barrel_inference.registry.download.server import Remote
-from tests.registry.conftest import eventually
 from tests.registry.weights import model
 from tests.support.hub import Fault, Hub
+from tests.support.waiting import eventually
 
 CONTENT = model(20 << 20)  # three pieces
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"

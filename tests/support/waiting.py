@@ -1,0 +1,15 @@
+"""Waiting for what another thread or process brings about."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+
+async def eventually(check: Callable[[], object], timeout_s: float = 30.0) -> None:
+    """Wait until ``check`` is true; fail when it does not become so."""
+    deadline = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.005)
