@@ -198,6 +198,23 @@ async def test_deaths_are_spaced_by_a_growing_delay_and_a_model_beyond_hope_fail
     await one.stop(drain_s=0, save_s=0)
 
 
+async def test_an_unexpected_error_fails_the_model_and_leaves_no_process() -> None:
+    seen: list[object] = []
+
+    def observe(message: object) -> None:
+        seen.append(message)
+        if len(seen) == 2:  # of the second life
+            raise ZeroDivisionError("a bug")
+
+    async with started(observe=observe) as one:
+        with pytest.raises(BarrelError, match="ZeroDivisionError"):
+            await collect(one, request("die:1"))
+        assert one.info().phase == "failed"
+        assert psutil.Process().children() == []
+        with pytest.raises(WorkerDiedError, match="has failed"):
+            await one.call("echo")
+
+
 def test_the_backoff_doubles_up_to_its_limit() -> None:
     assert [backoff_s(n) for n in (0, 1, 2, 3, 4, 30)] == [0.0, 0.0, 0.5, 1.0, 2.0, 30.0]
 

@@ -30,7 +30,6 @@ from barrel_inference.errors import (
     DecodeError,
     NotLoadedError,
     RequestTimeoutError,
-    SeqCapacityError,
 )
 from barrel_inference.kvcache.policy import SaveReason
 from barrel_inference.types import CacheReport, Chunk, FinishReason
@@ -202,7 +201,7 @@ class Engine:
             else:
                 self._announce(generation)
         for generation in self._admission.turned_away():
-            self._fail(generation, SeqCapacityError(f"all {len(self._sequences)} sequences are in use"))
+            self._fail(generation, self._admission.refusal(generation))
 
     def _announce(self, generation: Generation) -> None:
         if generation.replays:

@@ -143,10 +143,14 @@ class Supervisor:
                     break
                 _log.warning("worker %s died: %s", self.options.id, epitaph)
                 await self._restart(epitaph)
-        except BarrelError as failure:
-            error = self._fatal = failure
-            _log.error("model %s cannot be restarted: %s", self.options.id, failure)
+        except Exception as failure:
+            error = self._fatal = BarrelError.wrap(failure)
+            is_bug = not isinstance(failure, BarrelError)
+            _log.error("model %s cannot be restarted: %s", self.options.id, error, exc_info=is_bug)
         finally:
+            if self._life is not None:  # this task was cancelled, or failed itself
+                self._life.process.kill()
+                self._life.channel.close()
             self.phase = "failed" if self._fatal is not None and self.phase != "stopping" else "stopped"
             self._fail_all(error)
 

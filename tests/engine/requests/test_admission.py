@@ -308,6 +308,20 @@ def test_a_session_is_served_one_request_at_a_time_and_in_its_own_sequence() -> 
     assert {piece.seq for batch in bench.backend.batches for piece in batch} == {0}
 
 
+def test_who_would_not_queue_is_told_what_is_in_use() -> None:
+    bench = Bench(n_seq_max=2)
+    for name in "ab":
+        bench.submit(name, HEAD, max_tokens=20, session="s", on_full="error")
+    bench.submit("c", tokens(30, seed=3), max_tokens=20, on_full="error")
+    bench.submit("d", tokens(30, seed=4), max_tokens=20, on_full="error")
+    bench.run()
+    errors = {name: str(result.error) for name, result in bench.results.items() if result.error}
+    assert errors == {
+        "b": "session 's' is busy: it serves one request at a time",
+        "d": "all 2 sequences are in use",
+    }
+
+
 def test_idle_sessions_never_keep_a_request_waiting() -> None:
     bench = Bench(n_seq_max=2)
     bench.complete(HEAD, max_tokens=5, session="s")

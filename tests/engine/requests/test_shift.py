@@ -54,6 +54,11 @@ def test_a_prompt_that_fills_the_context() -> None:
     assert len(done.tokens) == 300
 
 
+def test_a_context_of_one_token_shifts_to_one_token() -> None:
+    done = Bench(n_ctx=1).complete([5], shift_keep=-1, max_tokens=20)
+    assert (len(done.tokens), done.shifted_tokens) == (20, 19)
+
+
 def test_a_constraint_and_a_stop_string_span_a_shift() -> None:
     text = "the quick brown fox " * 30
     grammar = run(Bench(n_ctx=N_CTX), constraint=Constraint(choices=(text,)), max_tokens=None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from barrel_inference.errors import BarrelError, ContextExceededError
 from barrel_inference.types import Request, Sampling
+from barrel_inference.worker.channel import ChannelError
 from barrel_inference.worker.child.intake import Intake
 from barrel_inference.worker.messages import Call, Msg, Output, Reply
 
@@ -35,10 +36,16 @@ class Bench:
         self.future: Future[Any] = Future()
         self.intake = Intake(
             self.engine,  # type: ignore[arg-type]
-            lambda messages: [self.sent.put(message) for message in messages],  # type: ignore[arg-type, return-value]
+            self.send,  # type: ignore[arg-type]
             prepare=self.prepare,
             answer=self.answer,
         )
+
+    def send(self, messages: list[Msg]) -> None:
+        for message in messages:
+            if isinstance(message, Reply) and message.result == "huge":
+                raise ChannelError("a frame of 300000000 bytes")
+            self.sent.put(message)
 
     def prepare(self, request: Request) -> Any:
         self.may_prepare.wait(20)
@@ -53,6 +60,8 @@ class Bench:
         match op:
             case "later":
                 return self.future
+            case "huge":
+                return "huge"
             case "fail":
                 raise ContextExceededError("no")
         return args
@@ -117,3 +126,16 @@ def test_a_late_failure_is_answered_too() -> None:
     bench.intake.call(Call(1, "later", {}))
     bench.future.set_exception(ContextExceededError("no"))
     assert bench.next_sent() == Reply(1, error=ContextExceededError("no").to_dict())
+
+
+def test_an_answer_too_large_to_be_sent_is_an_error_and_the_next_call_is_answered() -> None:
+    bench = Bench()
+    bench.intake.call(Call(1, "later", {}))
+    bench.intake.call(Call(2, "huge", {}))
+    bench.future.set_result("huge")
+    bench.intake.call(Call(3, "echo", {"x": 1}))
+    answers = {answer.call_id: answer for answer in (bench.next_sent() for _ in range(3))}
+    assert answers[3].result == {"x": 1}
+    for call_id in (1, 2):
+        error = answers[call_id].error
+        assert error["code"] == "invalid_request" and "300000000" in error["message"]

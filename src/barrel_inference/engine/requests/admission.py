@@ -16,6 +16,7 @@ from barrel_inference.engine.kvstore import KVStore
 from barrel_inference.engine.requests.generation import Generation, State
 from barrel_inference.engine.requests.prefix import Live, Prefix, add_stops, common_prefix, find
 from barrel_inference.engine.sequence import Sequence
+from barrel_inference.errors import SeqCapacityError
 
 
 class Admission:
@@ -46,6 +47,13 @@ class Admission:
         for generation in full:
             self.drop(generation)
         return full
+
+    def refusal(self, generation: Generation) -> SeqCapacityError:
+        """Why it was turned away."""
+        session = generation.request.session
+        if session is not None and any(s.session == session for s in self._sequences):
+            return SeqCapacityError(f"session {session!r} is busy: it serves one request at a time")
+        return SeqCapacityError(f"all {len(self._sequences)} sequences are in use")
 
     def drop(self, generation: Generation) -> None:
         """It will not start: out of the queue, its plan released."""

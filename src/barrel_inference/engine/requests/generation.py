@@ -281,6 +281,6 @@ class Generation:
 
 
 def shifted(tokens: list[int], keep: int) -> list[int]:
-    """The first ``keep`` tokens, at most half of all, and the newer half of the others."""
-    head = min(keep, len(tokens) // 2)
+    """The first ``keep`` tokens, fewer than half of all, and the newer half of the others. Never all of them."""
+    head = min(keep, (len(tokens) - 1) // 2)
     return tokens[:head] + tokens[head + (len(tokens) - head) // 2 :]

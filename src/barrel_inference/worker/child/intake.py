@@ -15,8 +15,9 @@ from typing import Any
 
 from barrel_inference.engine.engine import Engine
 from barrel_inference.engine.requests.generation import Generation
-from barrel_inference.errors import BarrelError
+from barrel_inference.errors import BarrelError, InvalidRequestError
 from barrel_inference.types import Request
+from barrel_inference.worker.channel import ChannelError
 from barrel_inference.worker.messages import Call, Msg, Output, Reply
 
 Send = Callable[[list[Msg]], None]
@@ -97,14 +98,21 @@ class Intake:
         if isinstance(result, Future):
             result.add_done_callback(lambda future: self._reply_later(call, future))
         else:
-            self._send([Reply(call.call_id, result)])
+            self._reply_with(call, result)
 
     def _reply_later(self, call: Call, future: Future[Any]) -> None:
         error = future.exception()
         if isinstance(error, Exception):
             self._send([Reply(call.call_id, error=_wrap(error).to_dict())])
         else:
-            self._send([Reply(call.call_id, future.result())])
+            self._reply_with(call, future.result())
+
+    def _reply_with(self, call: Call, result: Any) -> None:
+        try:
+            self._send([Reply(call.call_id, result)])
+        except ChannelError as error:
+            too_large = InvalidRequestError(f"the answer cannot be sent, ask for less at once: {error}")
+            self._send([Reply(call.call_id, error=too_large.to_dict())])
 
 
 def _wrap(error: Exception) -> BarrelError:
