@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from barrel_inference.errors import (
     TierUnknownError,
     UnsupportedError,
 )
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +200,26 @@ def test_closing_or_dropping_a_stream_frees_its_sequence(runtime: bi.Runtime) ->
     one.unload()
 
 
+def test_a_stream_may_be_closed_by_another_thread_than_the_one_that_waits_for_it(runtime: bi.Runtime) -> None:
+    one = runtime.load_model(backend="stub", stub={"delay_ms": 5}, context_opts={"n_ctx": 100_000, "n_seq_max": 2})
+    for n in (1, 2):
+        stream = one.stream("x", max_tokens=50_000, ignore_eos=True, n=n)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(stream.result)
+            until(lambda: one.info().running > 0)
+            stream.close()
+            assert waiting.result(60).finish_reason == "cancelled"
+    one.unload()
+
+
+def test_a_stream_closed_before_its_end_has_no_result(model: bi.Model) -> None:
+    for stream in (model.stream("x"), model.stream("x", n=2), model.chat_stream([{"role": "user", "content": "x"}])):
+        stream.close()
+        assert list(stream) == []
+        with pytest.raises(InvalidRequestError, match="closed before its end"):
+            stream.result()
+
+
 def test_many_threads_use_one_model(model: bi.Model) -> None:
     alone = [model.complete(f"prompt {i}", max_tokens=12, seed=i, cache="off").text for i in range(8)]
     texts: list[str] = [""] * 8
@@ -290,9 +312,35 @@ def test_handles_of_a_closed_runtime_and_in_a_forked_child_are_refused_not_waite
         print(os.waitpid(child, 0)[1], model.complete("x", max_tokens=2).finish_reason)
         runtime.close()
         runtime.close()
+        stream.close()
         print(refused(model, stream))
     """)
     assert out == "0 length\nTrue\n"
+
+
+def test_closing_a_runtime_ends_what_other_threads_wait_for(tmp_path: Path) -> None:
+    children = psutil.Process().children()
+    runtime = bi.Runtime(bi.RuntimeConfig(ram_dir=str(tmp_path)))
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(runtime.load_model, backend="stub", stub={"load_s": 600})
+        until(lambda: psutil.Process().children() != children)
+        runtime.close()
+        with pytest.raises(NotLoadedError):
+            loading.result(60)
+    assert psutil.Process().children() == children
+    assert list(tmp_path.glob("*/*")) == []
+
+
+def test_what_nobody_closed_is_closed_at_exit(tmp_path: Path) -> None:
+    run_script(f"""
+        import barrel_inference as bi
+        bi.runtime().close()
+        bi.load_model(backend="stub")  # the default runtime is made anew
+        runtime = bi.Runtime(bi.RuntimeConfig(ram_dir={str(tmp_path)!r}))
+        stream = runtime.load_model(backend="stub").stream("x", max_tokens=1000)
+        next(stream)
+    """)
+    assert list(tmp_path.glob("*/*")) == []
 
 
 def test_importing_starts_nothing_and_stays_light() -> None:

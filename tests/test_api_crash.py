@@ -146,6 +146,20 @@ async def test_unloading_cancels_what_runs_or_waits_for_it(runtime: AsyncRuntime
         await runtime.unload("m")
 
 
+async def test_an_unload_goes_on_when_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
+        model = await runtime.load_model("m", backend="stub", **SLOW)
+        running = asyncio.create_task(model.complete(PROMPT, max_tokens=20, ignore_eos=True))
+        await eventually(lambda: model.info().running > 0)
+        unloading = asyncio.create_task(runtime.unload("m", drain_s=60))
+        await eventually(lambda: model.info().phase == "stopping")
+        unloading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await unloading
+    assert (await running).finish_reason == "length"
+    assert model.info().phase == "stopped"
+
+
 async def test_a_cancelled_load_leaves_nothing(runtime: AsyncRuntime) -> None:
     task = asyncio.create_task(runtime.load_model("m", backend="stub"))
     await eventually(lambda: bool(psutil.Process().children()))

@@ -1,8 +1,8 @@
 """The blocking face of ``aio``: every call runs on one private event loop in a daemon thread, so it works from scripts,
 threads and notebooks alike. It adds nothing of its own.
 
-Owns the default runtime, made at the first call and closed at exit. A forked child starts without it: the parent's
-workers are not the child's.
+Owns the default runtime, made at the first call, and the set of open ones, which are closed at exit. A forked child
+starts without any: the parent's workers are not the child's.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+import msgspec
 
 from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.aio.model import AsyncModel
 from barrel_inference.aio.params import Messages, Prompt
 from barrel_inference.aio.runtime import AsyncRuntime, OnProgress
+from barrel_inference.aio.stream import Streaming
 from barrel_inference.chat.events import Answer, Event
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.errors import NotLoadedError
@@ -40,8 +45,8 @@ if TYPE_CHECKING:
     from barrel_inference.kvcache.admin.content import NamespaceStats, Removed, Scrubbed
 
 T = TypeVar("T")
-Item_co = TypeVar("Item_co", covariant=True)
-Result_co = TypeVar("Result_co", covariant=True)
+Item = TypeVar("Item")
+Whole = TypeVar("Whole", bound=msgspec.Struct)
 
 EXIT_TIMEOUT_S = 60.0
 
@@ -51,23 +56,33 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._asking = threading.Lock()  # nothing is asked of a loop that stops
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="barrel_inference", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Wait for a coroutine; an interrupt while waiting (Ctrl-C) cancels it."""
+        """Wait for a coroutine; an interrupt while waiting (Ctrl-C) cancels it. Raises NotLoadedError when the loop is
+        stopped before the coroutine ends."""
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a blocking call from within the runtime's own event loop would never return")
-        if not self.is_alive:
-            work.close()
-            raise NotLoadedError("the runtime is closed, or belongs to the process that this one was forked from")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._begin(work)
         try:
             return future.result(timeout_s)
+        except CancelledError:
+            raise NotLoadedError("the runtime was closed in the meantime") from None
         except BaseException:
             future.cancel()
             raise
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self.is_alive:  # otherwise the lock may be one that was held when this process was forked
+            with self._asking:
+                if not self._is_stopping:
+                    return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise NotLoadedError("the runtime is closed, or belongs to the process that this one was forked from")
 
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         async def work() -> T:
@@ -82,43 +97,51 @@ class _LoopThread:
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Start a coroutine that nobody waits for."""
-        if self.is_alive:
-            asyncio.run_coroutine_threadsafe(work, self._loop)
-        else:
-            work.close()
+        try:
+            if self.is_alive:
+                asyncio.run_coroutine_threadsafe(work, self._loop)
+                return
+        except RuntimeError:  # it was closed in this moment
+            pass
+        work.close()
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Cancel what still runs; whoever waits for it gets a NotLoadedError. Safe to call twice."""
+        if threading.current_thread() is self._thread or not self.is_alive:
+            return
+        with self._asking:
+            is_first, self._is_stopping = not self._is_stopping, True
+        if is_first:
+            try:
+                asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+        if is_first:
+            self._loop.close()
 
 
-class _Streaming(Protocol[Item_co, Result_co]):
-    """AsyncStream and AsyncChatStream."""
-
-    async def __anext__(self) -> Item_co: ...
-
-    async def aclose(self) -> None: ...
-
-    def cancel(self) -> None: ...
-
-    async def result(self) -> Result_co: ...
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
-class _Blocking(Generic[Item_co, Result_co]):
+class _Blocking(Generic[Item, Whole]):
     """An iterator. Closing it, leaving its ``with``, or dropping it stops the work."""
 
-    def __init__(self, loop: _LoopThread, stream: _Streaming[Item_co, Result_co]) -> None:
+    def __init__(self, loop: _LoopThread, stream: Streaming[Item, Whole]) -> None:
         self._loop = loop
         self._stream = stream
         self._ended = False
 
-    def __iter__(self) -> Iterator[Item_co]:
+    def __iter__(self) -> Iterator[Item]:
         return self
 
-    def __next__(self) -> Item_co:
+    def __next__(self) -> Item:
         try:
-            item = self._loop.run(_next(self._stream))
+            item = self._loop.run(self._next())
         except BaseException:
             self._ended = True
             raise
@@ -126,6 +149,12 @@ class _Blocking(Generic[Item_co, Result_co]):
             self._ended = True
             raise StopIteration
         return item
+
+    async def _next(self) -> Item | None:
+        try:
+            return await anext(self._stream)
+        except StopAsyncIteration:
+            return None
 
     def __enter__(self) -> Self:
         return self
@@ -140,24 +169,19 @@ class _Blocking(Generic[Item_co, Result_co]):
             self._loop.spawn(self._stream.aclose())
 
     def close(self) -> None:
+        """Any thread; one that waits for the next item gets the end of it. Nothing after the runtime's own end."""
         self._ended = True
-        self._loop.run(self._stream.aclose())
+        with suppress(NotLoadedError):
+            self._loop.run(self._stream.aclose())
 
     def cancel(self) -> None:
         """End it within one step: the stream then closes with finish reason ``cancelled``."""
         self._loop.call(self._stream.cancel)
 
-    def result(self) -> Result_co:
+    def result(self) -> Whole:
         """Read to the end; the whole."""
         self._ended = True
         return self._loop.run(self._stream.result())
-
-
-async def _next(stream: _Streaming[Item_co, Any]) -> Item_co | None:
-    try:
-        return await stream.__anext__()
-    except StopAsyncIteration:
-        return None
 
 
 class Stream(_Blocking[Chunk, Completion]):
@@ -283,7 +307,7 @@ class Runtime:
         except BaseException:
             self._loop.stop()
             raise
-
+        _open.add(self)
         self.cache = Cache(lambda: self)
 
     def __enter__(self) -> Self:
@@ -313,12 +337,22 @@ class Runtime:
 
     def close(self, timeout_s: float | None = None) -> None:
         """Unload everything; safe to call twice."""
-        if not self._loop.is_alive:
-            return
         try:
-            self._loop.run(self._runtime.close(), timeout_s)
+            with suppress(NotLoadedError):  # it is closed already
+                self._loop.run(self._runtime.close(), timeout_s)
         finally:
             self._loop.stop()
+            _open.discard(self)
+
+
+_open: set[Runtime] = set()  # from ``start`` to ``close``
+
+
+@atexit.register
+def _close_all() -> None:
+    for each in list(_open):
+        with suppress(TimeoutError):  # its workers end with this process
+            each.close(EXIT_TIMEOUT_S)
 
 
 # ---- the default runtime
@@ -331,7 +365,7 @@ def runtime() -> Runtime:
     """The one that the functions of this module use; made at the first call, with the user's configuration."""
     global _default
     with _making:
-        if _default is None:
+        if _default is None or _default not in _open:
             _default = Runtime(layered(RuntimeConfig(), file=config_file(), environ=os.environ, flags={}))
         return _default
 
@@ -339,20 +373,13 @@ def runtime() -> Runtime:
 cache = Cache(runtime)
 
 
-@atexit.register
-def _close_default() -> None:
-    global _default
-    closing, _default = _default, None
-    if closing is not None:
-        closing.close(EXIT_TIMEOUT_S)
+def _forget_all() -> None:
+    global _making
+    _making = threading.Lock()
+    _open.clear()
 
 
-def _forget_default() -> None:
-    global _default, _making
-    _default, _making = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_default)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def load_model(model_id: str | None = None, /, *, on_progress: OnProgress | None = None, **options: Any) -> Model:

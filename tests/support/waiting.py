@@ -13,3 +13,11 @@ async def eventually(check: Callable[[], object], timeout_s: float = 30.0) -> No
     while not check():
         assert time.monotonic() < deadline, "it did not happen"
         await asyncio.sleep(0.005)
+
+
+def until(check: Callable[[], object], timeout_s: float = 30.0) -> None:
+    """The same, blocking."""
+    deadline = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from barrel_inference.aio import params, thinking
 from barrel_inference.aio.go import GoTemplate
 from barrel_inference.aio.params import ChatOptions, Messages
-from barrel_inference.aio.stream import AsyncStream, merged
+from barrel_inference.aio.stream import AsyncStream, Streaming, merged
 from barrel_inference.aio.thinking import Start
 from barrel_inference.chat import fallbacks
 from barrel_inference.chat.dialogue import Dialogue, Prompt, Turn
@@ -257,9 +256,8 @@ def _reason(completion: Completion, called: bool) -> AnswerEnd:
             return "length"
 
 
-class AsyncChatStream:
-    """The events of one turn. Leaving it (``aclose``, ``async with``, or dropping it) stops the work. Owned by the task
-    that iterates."""
+class AsyncChatStream(Streaming[Event, Answer]):
+    """The events of one turn; its result is an Answer."""
 
     def __init__(self, model: AsyncModel, messages: Messages, options: Mapping[str, Any]) -> None:
         """Raises InvalidRequestError."""
@@ -268,42 +266,17 @@ class AsyncChatStream:
         self._turn = turn_of(messages, self._chat, constraint=constraint, salt=self._rest.get("salt", ""))
         self._streams: list[AsyncStream] = []
         self._is_cancelled = False
-        self._finished: dict[int, Finished] = {}
-        self._events = self._run()
+        super().__init__(self._run(), self._rest.get("n", 1))
 
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
-    async def __anext__(self) -> Event:
-        event = await anext(self._events)
-        if isinstance(event, Finished):
-            self._finished[event.index] = event
-        return event
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        await self._events.aclose()
+    def _whole(self, item: Event) -> tuple[int, Answer] | None:
+        if not isinstance(item, Finished):
+            return None
+        return item.index, Answer(message=item.message, finish_reason=item.reason, completion=item.completion)
 
     def cancel(self) -> None:
-        """End it within one step: it then closes with finish reason ``cancelled``."""
         self._is_cancelled = True
         for stream in self._streams:
             stream.cancel()
-
-    async def result(self) -> Answer:
-        """Read to the end; the answer (with n > 1 the first, which holds the ``others``)."""
-        async with aclosing(self):
-            async for _ in self:
-                pass
-        first, *others = (_answer(self._finished[index]) for index in sorted(self._finished))
-        return msgspec.structs.replace(first, others=tuple(others)) if others else first
 
     async def _run(self) -> AsyncGenerator[Event, None]:
         """Rendered on another thread: long conversations take milliseconds, a hostile template all its time."""
@@ -329,7 +302,3 @@ async def prompt_text(model: AsyncModel, messages: Messages, options: Mapping[st
     turn = turn_of(messages, chat, constraint=constraint, salt=rest.get("salt", ""))
     dialogue = await asyncio.to_thread(dialogue_of, model.info(), chat.chat_template)
     return (await asyncio.to_thread(dialogue.prompt, turn)).text
-
-
-def _answer(finished: Finished) -> Answer:
-    return Answer(message=finished.message, finish_reason=finished.reason, completion=finished.completion)

@@ -66,6 +66,7 @@ class AsyncRuntime:
         self._registry = Registry.configured(self.config)
         self._held: dict[str, ExitStack] = {}  # leases on installed files, of each loaded model
         self._past: dict[str, dict[str, float]] = {}  # counters of the models that were unloaded
+        self._unloading: set[asyncio.Task[None]] = set()
         self.cache = AsyncCache(self._tiers, self.model, self._counters)
         self._made = 0
         self._closed = False
@@ -76,10 +77,12 @@ class AsyncRuntime:
             self._tiers.start(spec)
 
     async def close(self) -> None:
-        """Unload everything; safe to call twice."""
+        """Unload everything; safe to call twice. A load in progress ends in a NotLoadedError."""
         self._closed = True
         self._fingerprints.close()
-        await asyncio.gather(*(self.unload(model_id) for model_id in list(self._supervisors)))
+        for model_id in list(self._supervisors):
+            self._begin_to_unload(model_id, 0.0)
+        await asyncio.gather(*self._unloading)
         self._tiers.close()
 
     async def __aenter__(self) -> Self:
@@ -103,8 +106,7 @@ class AsyncRuntime:
         """
         from barrel_inference.aio import loading
 
-        if self._closed:
-            raise NotLoadedError("the runtime is closed")
+        self._require_open()
         arguments = loading.parse(options, self.config)
         path = None if arguments.model_path is None else loading.locate(arguments.model_path, self._registry)
         model_id = self._reserve(model_id)
@@ -125,23 +127,28 @@ class AsyncRuntime:
         from barrel_inference.aio import loading
 
         options = await asyncio.to_thread(loading.resolve, model_id, arguments, path, self._fingerprints)
+        self._require_open()
         if arguments.cache:
             save_tier = self._tiers.resolve(arguments.tier, arguments.tier_srv)
             options = msgspec.structs.replace(options, tiers=self._tiers.readable(), save_tier=save_tier.name)
         supervisor = Supervisor(
             options,
-            observe=lambda message: self._observe(message, on_progress),
+            observe=lambda message: self._observe(message, on_progress if supervisor.phase == "starting" else None),
             ready_timeout_s=self.config.ready_timeout_s,
             command=self._worker_command,
         )
         info = await supervisor.start()
         if self._closed:
             await supervisor.stop(drain_s=0, save_s=0)
-            raise NotLoadedError("the runtime was closed while the model was loaded", id=model_id)
+            self._require_open()
         for warning in info.warnings:
             _log.warning("model %s: %s", model_id, warning)
         self._supervisors[model_id] = supervisor
         return AsyncModel(supervisor)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise NotLoadedError("the runtime is closed")
 
     def _reserve(self, model_id: str | None) -> str:
         if model_id is None:
@@ -176,14 +183,23 @@ class AsyncRuntime:
 
     async def unload(self, model_id: str, *, drain_s: float = 0.0) -> None:
         """Let running requests go on for ``drain_s``, then cancel them; save what is unsaved (at most the policy's
-        evict_save_timeout_ms); end the process. Raises NotLoadedError."""
+        evict_save_timeout_ms); end the process. Cancelling this call does not stop it. Raises NotLoadedError."""
         self.model(model_id)
-        drain_s = check_seconds("drain_s", drain_s)
-        supervisor = self._supervisors.pop(model_id)
+        await asyncio.shield(self._begin_to_unload(model_id, check_seconds("drain_s", drain_s)))
+
+    def _begin_to_unload(self, model_id: str, drain_s: float) -> asyncio.Task[None]:
+        supervisor, held = self._supervisors.pop(model_id), self._held.pop(model_id)
         del self._models[model_id]
-        with self._held.pop(model_id):
-            await supervisor.stop(drain_s=drain_s, save_s=supervisor.options.policy.evict_save_timeout_ms / 1000)
-        self._past[model_id] = add(self._past.get(model_id, {}), supervisor.counters())
+
+        async def work() -> None:
+            with held:
+                await supervisor.stop(drain_s=drain_s, save_s=supervisor.options.policy.evict_save_timeout_ms / 1000)
+            self._past[model_id] = add(self._past.get(model_id, {}), supervisor.counters())
+
+        task = asyncio.create_task(work(), name=f"unload {model_id}")
+        self._unloading.add(task)
+        task.add_done_callback(self._unloading.discard)
+        return task
 
     async def complete(self, model_id: str, prompt: Prompt, **options: Any) -> Completion:
         return await self.model(model_id).complete(prompt, **options)

@@ -1,37 +1,54 @@
-"""What ``stream`` returns: the chunks of one prompt's n generations as they come. Owned by the task that iterates."""
+"""What ``stream`` and ``chat_stream`` return: the items of one prompt's n generations as they come, and the whole that
+they make in the end. Owned by the task that iterates."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 import msgspec
 
+from barrel_inference.errors import InvalidRequestError
 from barrel_inference.types import Chunk, Completion
 
+Item = TypeVar("Item")
+Whole = TypeVar("Whole", bound=msgspec.Struct)
 
-class AsyncStream:
-    """An asynchronous iterator of chunks. Leaving it (``aclose``, ``async with``, or dropping it) stops the work."""
 
-    def __init__(self, generations: Sequence[AsyncGenerator[Chunk, None]], cancel: Callable[[], None]) -> None:
-        self._chunks = generations[0] if len(generations) == 1 else merged(generations)
-        self._cancel = cancel
-        self._n = len(generations)
-        self._has_begun = False
-        self._completions: dict[int, Completion] = {}
+class Streaming(ABC, Generic[Item, Whole]):
+    """An asynchronous iterator. Leaving it (``aclose``, ``async with``, or dropping it) stops the work; another task
+    than the one that iterates may end it too, by ``cancel`` or ``aclose``."""
 
-    def __aiter__(self) -> AsyncIterator[Chunk]:
+    def __init__(self, items: AsyncGenerator[Item, None], n: int) -> None:
+        self._items = items
+        self._n = n
+        self._wholes: dict[int, Whole] = {}
+        self._is_waiting = False  # for the next item
+
+    @abstractmethod
+    def _whole(self, item: Item) -> tuple[int, Whole] | None:
+        """The index and the result of the generation that ends with this item."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End it within one step: the stream then closes with finish reason ``cancelled``."""
+
+    def __aiter__(self) -> AsyncIterator[Item]:
         return self
 
-    async def __anext__(self) -> Chunk:
-        self._has_begun = True
-        chunk = await anext(self._chunks)
-        if chunk.completion is not None:
-            self._completions[chunk.index] = chunk.completion
-        return chunk
+    async def __anext__(self) -> Item:
+        self._is_waiting = True
+        try:
+            item = await anext(self._items)
+        finally:
+            self._is_waiting = False
+        if (ended := self._whole(item)) is not None:
+            self._wholes.update([ended])
+        return item
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,22 +59,43 @@ class AsyncStream:
         await self.aclose()
 
     async def aclose(self) -> None:
-        await self._chunks.aclose()
-
-    def cancel(self) -> None:
-        """End it within one step: the stream then closes with finish reason ``cancelled``."""
-        if self._has_begun:
-            self._cancel()
+        if self._is_waiting:  # in another task, which gets the end of it
+            self.cancel()
         else:
-            self._chunks = _nothing(self._n)
+            await self._items.aclose()
 
-    async def result(self) -> Completion:
-        """Read to the end; the completion (with n > 1 the first, which holds the ``others``)."""
+    async def result(self) -> Whole:
+        """Read to the end; the whole (with n > 1 the first, which holds the ``others``). InvalidRequestError when the
+        stream was closed before its end."""
         async with aclosing(self):
             async for _ in self:
                 pass
-        first, *others = (self._completions[index] for index in sorted(self._completions))
+        if len(self._wholes) < self._n:
+            raise InvalidRequestError("the stream was closed before its end: it has no result")
+        first, *others = (self._wholes[index] for index in sorted(self._wholes))
         return msgspec.structs.replace(first, others=tuple(others)) if others else first
+
+
+class AsyncStream(Streaming[Chunk, Completion]):
+    """Chunks of text; its result is a Completion."""
+
+    def __init__(self, generations: Sequence[AsyncGenerator[Chunk, None]], cancel: Callable[[], None]) -> None:
+        super().__init__(generations[0] if len(generations) == 1 else merged(generations), len(generations))
+        self._cancel = cancel
+        self._has_begun = False
+
+    async def __anext__(self) -> Chunk:
+        self._has_begun = True
+        return await super().__anext__()
+
+    def _whole(self, item: Chunk) -> tuple[int, Completion] | None:
+        return None if item.completion is None else (item.index, item.completion)
+
+    def cancel(self) -> None:
+        if self._has_begun:
+            self._cancel()
+        else:
+            self._items = _nothing(self._n)
 
 
 async def _nothing(n: int) -> AsyncGenerator[Chunk, None]:
