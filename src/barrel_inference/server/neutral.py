@@ -6,7 +6,7 @@ A dialect translates its own wire types to these and these back to its own; the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -118,6 +118,8 @@ class Service(Protocol):
     def complete(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]: ...
 
     async def embed(self, request: EmbedRequest) -> Embedding: ...
+
+    async def detokenize(self, model: str, tokens: Sequence[int]) -> str: ...
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Of the prompt that ``chat`` would read."""

@@ -19,6 +19,8 @@ USER = {"role": "user", "content": "Hi"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"name": "weather", "description": "Tells the weather", "input_schema": SCHEMA}
 EPHEMERAL = {"type": "ephemeral", "ttl": "1h"}
+CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "weather", "input": {}}]}
+RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "cold"}]}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 
 
@@ -142,6 +144,9 @@ def test_options() -> None:
         stop_sequences=["\n\nHuman:"],
         metadata={"user_id": "u"},
         service_tier="auto",
+        diagnostics={"previous_message_id": None},
+        billing_policy={"type": "billing_policy"},
+        fallbacks="default",
     )
     assert found.options == {
         "max_tokens": 100,
@@ -178,7 +183,10 @@ def test_examples_of_a_tools_input_are_told() -> None:
     ("fields", "think", "budget"),
     [
         ({"thinking": {"type": "enabled", "budget_tokens": 50}}, True, 50),
+        ({"thinking": {"type": "enabled"}}, True, None),
         ({"thinking": {"type": "adaptive"}}, True, None),
+        ({"thinking": {"type": "between_tools"}}, False, None),
+        ({"thinking": {"type": "between_tools"}, "messages": [CALLED, RESULT]}, True, None),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "low", None),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "xhigh"}}, "max", None),
         ({"thinking": {"type": "disabled"}}, False, None),
@@ -211,6 +219,7 @@ def test_keep_alive_counts_only_when_it_is_switched_on() -> None:
         ({"messages": [{"role": "user", "content": [text("x"), IMAGE]}]}, r"messages\[0\].content\[1\].*type image"),
         ({"messages": [{"role": "assistant", "content": [IMAGE]}, USER]}, r"type image"),
         ({"container": "c"}, "container"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
         ({"mcp_servers": [{"type": "url", "name": "n", "url": "u"}]}, "mcp_servers"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\]: web_search_20250305"),
         ({"tools": [TOOL | {"defer_loading": True}]}, "defer_loading"),
@@ -240,7 +249,6 @@ def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], words: s
     ("fields", "words"),
     [
         ({"messages": []}, "messages"),
-        ({"thinking": {"type": "enabled"}}, "budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "max_tokens must be greater"),
         ({"tools": [{"name": "f"}]}, "input_schema"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.tool.name"),

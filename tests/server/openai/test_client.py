@@ -157,11 +157,14 @@ def test_errors_have_types(client: Any) -> None:
         chat(client, extra_body={"no_such_parameter": 1})
 
 
-def test_completions(client: Any) -> None:
+def test_completions(client: Any, server: RunningServer) -> None:
     one = client.completions.create(model="stub", prompt="Once", max_tokens=5, **GREEDY)
     assert one.choices[0].text
     echoed = client.completions.create(model="stub", prompt="Once", max_tokens=5, echo=True, **GREEDY)
     assert echoed.choices[0].text == "Once" + one.choices[0].text
+    _, found = server.post("/api/tokenize", {"model": "stub", "content": "Once", "add_special": False})
+    echoed = client.completions.create(model="stub", prompt=found["tokens"], max_tokens=0, echo=True, **GREEDY)
+    assert echoed.choices[0].text == "Once"
     many = client.completions.create(model="stub", prompt=["Once", "Twice"], max_tokens=5, n=2, **GREEDY)
     assert [choice.index for choice in many.choices] == [0, 1, 2, 3]
     assert many.choices[0].text == one.choices[0].text
@@ -197,6 +200,9 @@ def test_embeddings(client: Any) -> None:
     assert struct.unpack(f"<{len(decoded) // 4}f", decoded) == pytest.approx(floats.data[0].embedding)
     short = client.embeddings.create(model="stub", input="a", dimensions=30).data[0].embedding
     assert len(short) == 30 and sum(value * value for value in short) == pytest.approx(1)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="stub", input="a", dimensions=100_000)
+    assert caught.value.param == "dimensions"
 
 
 def test_responses(client: Any) -> None:
@@ -209,16 +215,31 @@ def test_responses(client: Any) -> None:
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
     assert client.responses.retrieve(first.id).output_text == first.output_text
     items = client.responses.input_items.list(second.id).data
-    assert [item.content for item in items] == ["And?"]
+    assert [item.content[0].text for item in items] == ["And?"]
+    with pytest.raises(openai.BadRequestError, match="stream"):
+        client.responses.retrieve(first.id, stream=True)
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
 
 
+def test_the_input_of_a_response_page_by_page(client: Any) -> None:
+    said = [{"role": "user", "content": f"{number}"} for number in range(5)]
+    done = client.responses.create(model="stub", input=said, max_output_tokens=1)
+    for order, expected in (("asc", "01234"), ("desc", "43210")):
+        listed = client.responses.input_items.list(done.id, limit=2, order=order)
+        assert len(listed.data) == 2
+        assert "".join(item.content[0].text for item in listed) == expected, "the client turns the pages"
+    for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "nothing"}):
+        with pytest.raises(openai.BadRequestError, match=next(iter(wrong))):
+            client.responses.input_items.list(done.id, **wrong)
+
+
 def test_a_response_that_is_not_stored(client: Any) -> None:
     done = client.responses.create(model="stub", input="Hello", max_output_tokens=4, store=False)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="stub", input="x", previous_response_id=done.id)
+    assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
 def test_a_response_stream(client: Any) -> None:

@@ -37,6 +37,7 @@ def chat(**body: Any) -> ChatRequest:
         ({"logprobs": True, "top_logprobs": 3}, {"logprobs": True, "top_logprobs": 3}),
         ({"top_k": 1, "min_p": 0.1, "repetition_penalty": 1.1}, {"top_k": 1, "min_p": 0.1, "repeat_penalty": 1.1}),
         ({"user": "u", "metadata": {"a": "b"}, "service_tier": "auto", "store": True, "prompt_cache_key": "k"}, {}),
+        ({"prompt_cache_options": {"mode": "implicit"}, "stream": True, "stream_options": {"include_usage": True}}, {}),
         ({"temperature": None, "stop": None, "tools": None, "n": None}, {}),
     ],
 )
@@ -57,6 +58,11 @@ def test_options_are_what_the_client_said_and_nothing_else(body: dict[str, Any],
         ({"audio": {"voice": "x"}}, UnsupportedError, "modalities"),
         ({"modalities": ["text", "audio"]}, UnsupportedError, "modalities"),
         ({"web_search_options": {}}, UnsupportedError, "web_search_options"),
+        ({"moderation": {"model": "m"}}, UnsupportedError, "moderation"),
+        ({"stream_options": {"include_usage": True}}, InvalidRequestError, "stream_options"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, UnsupportedError, "tools"),
+        ({"tools": [{"type": "function"}]}, InvalidRequestError, "tools"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, UnsupportedError, "tool_choice"),
         ({"verbosity": "low"}, UnsupportedError, "verbosity"),
         ({"response_format": {"type": "json_schema"}}, InvalidRequestError, "response_format"),
         ({"guided_regex": "a", "grammar": "b"}, InvalidRequestError, "response_format"),
@@ -130,6 +136,13 @@ def test_tool_choice(body: dict[str, Any], expected: ToolChoice) -> None:
     assert chat(tools=[TOOL], **body).tool_choice == expected
 
 
+def test_some_of_the_tools_may_be_called() -> None:
+    other = {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "g"}}]}
+    asked = chat(tools=[TOOL, other], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert (asked.tools, asked.tool_choice) == ((other,), ToolChoice(mode="required"))
+
+
 def test_tools() -> None:
     asked = chat(tools=[TOOL], parallel_tool_calls=False)
     assert asked.tools == (TOOL,)
@@ -175,6 +188,22 @@ def test_reasoning_effort(effort: str | None, think: Any) -> None:
     assert chat(reasoning_effort=effort).think == think
 
 
+@pytest.mark.parametrize(
+    ("reasoning", "think", "budget"),
+    [
+        ({"effort": "low"}, "low", None),
+        ({"enabled": False}, False, None),
+        ({"enabled": True, "max_tokens": 9}, True, 9),
+        ({"summary": "auto"}, None, None),
+    ],
+)
+def test_reasoning_in_its_other_form(reasoning: dict[str, Any], think: Any, budget: int | None) -> None:
+    asked = chat(reasoning=reasoning)
+    assert (asked.think, asked.think_budget) == (think, budget)
+    with pytest.raises(msgspec.ValidationError):
+        chat(reasoning=reasoning | {"nonsense": 1})
+
+
 def test_extensions() -> None:
     asked = chat(
         chat_template_kwargs={"a": 1}, documents=[{"text": "d"}], continue_final_message=True, thinking_budget=9
@@ -216,6 +245,8 @@ def test_completions() -> None:
     asked = translate.completion(body, "p")
     assert asked.suffix == "s"
     assert asked.options == {"max_tokens": 16, "logprobs": True, "top_logprobs": 2, "choices": ("x",)}
+    with pytest.raises(UnsupportedError, match="echo"):
+        translate.completion(msgspec.structs.replace(body, echo=True), "p")
     with pytest.raises(InvalidRequestError, match="best_of"):
         translate.completion(msgspec.structs.replace(body, best_of=3), "p")
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from barrel_inference.errors import InvalidRequestError
 from barrel_inference.server.anthropic import wire
 from barrel_inference.server.anthropic.failure import failure
-from barrel_inference.server.http.operation import Operation
+from barrel_inference.server.http.operation import Operation, count
 from barrel_inference.server.http.streaming import JSON
 from barrel_inference.server.neutral import ModelCard, Service
 
@@ -25,17 +25,18 @@ class Models:
         self._service = service
 
     def operations(self) -> list[Operation]:
-        query = ("limit", "before_id", "after_id")
+        query = ("limit", "before_id", "after_id", "lifecycle")
         return [
             Operation("GET", "/v1/models", self.list, failure, "List the models", response=wire.Models, query=query),
             Operation("GET", "/v1/models/{model:path}", self.get, failure, "Describe a model", response=wire.Model),
         ]
 
     async def list(self, request: Request) -> Response:
-        cards = sorted(await self._service.models(), key=lambda card: (-card.created, card.id))
-        return Response(
-            msgspec.json.encode(page([_model(card) for card in cards], request.query_params)), media_type=JSON
-        )
+        asked = request.query_params
+        stages = [*asked.getlist("lifecycle"), *asked.getlist("lifecycle[]")]
+        listed = not stages or "active" in stages  # as all models here are
+        cards = sorted(await self._service.models() if listed else [], key=lambda card: (-card.created, card.id))
+        return Response(msgspec.json.encode(page([_model(card) for card in cards], asked)), media_type=JSON)
 
     async def get(self, request: Request) -> Response:
         card = await self._service.model(request.path_params["model"])
@@ -44,7 +45,7 @@ class Models:
 
 def page(models: list[wire.Model], asked: Mapping[str, str]) -> wire.Models:
     """The ``limit`` models behind ``after_id`` or before ``before_id``. Raises InvalidRequestError."""
-    limit = _limit(asked.get("limit", str(DEFAULT_LIMIT)))
+    limit = count(asked.get("limit", str(DEFAULT_LIMIT)), most=MAX_LIMIT, option="limit")
     ids = [model.id for model in models]
     if (before := asked.get("before_id")) is not None:
         left = models[: _index(ids, before, "before_id")]
@@ -55,12 +56,6 @@ def page(models: list[wire.Model], asked: Mapping[str, str]) -> wire.Models:
         shown, has_more = left[:limit], len(left) > limit
     first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
     return wire.Models(data=shown, has_more=has_more, first_id=first, last_id=last)
-
-
-def _limit(text: str) -> int:
-    if text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_LIMIT:
-        return int(text)
-    raise InvalidRequestError(f"limit: must be 1 to {MAX_LIMIT}", option="limit")
 
 
 def _index(ids: list[str], wanted: str, option: str) -> int:

@@ -7,42 +7,32 @@ through: a conversation may have been begun with another model.
 
 from __future__ import annotations
 
-import binascii
 import hashlib
-import zlib
-from base64 import b64decode, b64encode
+from base64 import b64encode
 
 from barrel_inference.errors import InvalidRequestError
+from barrel_inference.server.thoughts import pack, unpack
 
 _SHOWN = "barrel-s-"
 _HIDDEN = "barrel-h-"
-MAX_THOUGHT_BYTES = 16 << 20
 
 
 def sign(thought: str, *, shown: bool = True) -> str:
     if not shown:
-        return _HIDDEN + b64encode(zlib.compress(thought.encode())).decode()
+        return _HIDDEN + pack(thought)
     return _SHOWN + b64encode(hashlib.blake2b(thought.encode(), digest_size=24).digest()).decode()
 
 
 def thought(shown: str, signature: str) -> str:
     """The thought of a block that came back. Raises InvalidRequestError when it is not what was given out."""
     if signature.startswith(_HIDDEN) and not shown:
-        return _unpacked(signature.removeprefix(_HIDDEN))
+        hidden = unpack(signature.removeprefix(_HIDDEN))
+        if hidden is None:
+            raise _modified()
+        return hidden
     if signature.startswith((_SHOWN, _HIDDEN)) and sign(shown) != signature:
         raise _modified()
     return shown
-
-
-def _unpacked(packed: str) -> str:
-    try:
-        unpacking = zlib.decompressobj()
-        text = unpacking.decompress(b64decode(packed, validate=True), MAX_THOUGHT_BYTES).decode()
-    except (binascii.Error, zlib.error, UnicodeDecodeError):
-        raise _modified() from None
-    if not unpacking.eof:
-        raise _modified()
-    return text
 
 
 def _modified() -> InvalidRequestError:

@@ -59,7 +59,7 @@ def hides_thinking(body: wire.CountRequest) -> bool:
 def _refuse_unsupported(body: wire.CountRequest) -> None:
     if not body.messages:
         raise InvalidRequestError("messages: at least one message is required", option="messages")
-    for name in ("mcp_servers", "container"):
+    for name in ("mcp_servers", "container", "compaction"):
         if getattr(body, name):
             raise UnsupportedError(f"{name}: not supported by this server", option=name)
     if body.thread:
@@ -96,7 +96,8 @@ def _constraint(body: wire.CountRequest) -> Constraint | None:
 
 def _think(body: wire.CountRequest) -> neutral.Think:
     """Thinking happens when it is asked for; the effort says how much."""
-    if body.thinking is None or body.thinking.type == "disabled":
+    asked = body.thinking.type if body.thinking else "disabled"
+    if asked == "disabled" or (asked == "between_tools" and not _follows_a_tool(body)):
         return False
     effort: Any = body.output_config and body.output_config.effort
     return {"xhigh": "max"}.get(effort, effort) if effort else True
@@ -106,11 +107,14 @@ def _budget(body: wire.MessagesRequest) -> int | None:
     if body.thinking is None or body.thinking.type != "enabled":
         return None
     budget = body.thinking.budget_tokens
-    if budget is None:
-        raise InvalidRequestError("thinking.enabled.budget_tokens: field required", option="thinking")
-    if budget >= body.max_tokens:
+    if budget is not None and budget >= body.max_tokens:
         raise InvalidRequestError("max_tokens must be greater than thinking.budget_tokens", option="max_tokens")
     return budget
+
+
+def _follows_a_tool(body: wire.CountRequest) -> bool:
+    last = body.messages[-1].content
+    return not isinstance(last, str) and any(isinstance(block, wire.ToolResultBlock) for block in last)
 
 
 # ---- tools

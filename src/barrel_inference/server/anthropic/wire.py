@@ -102,9 +102,10 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 
 class ThinkingConfig(msgspec.Struct, kw_only=True):
-    """``display`` "omitted": the thought is in the block's signature only."""
+    """``display`` "omitted": the thought is in the block's signature only. Without ``budget_tokens`` there is no
+    limit."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -136,11 +137,16 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     mcp_servers: list[Any] | None = None
     container: Any = None
     thread: Any = None
+    compaction: Any = None
     # without influence on the answer
     metadata: Any = None
     service_tier: str | None = None
     inference_geo: str | None = None
     speed: str | None = None
+    billing_policy: Any = None
+    diagnostics: Any = None
+    fallbacks: Any = None  # after a refusal, and nothing is refused here
+    fallback_credit_token: Any = None
     keep_alive: str | float | None = None
 
 

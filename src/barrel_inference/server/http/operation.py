@@ -57,6 +57,13 @@ class Operation:
             return self.failure(noted(error))
 
 
+def count(text: str, *, most: int, option: str) -> int:
+    """A query parameter from 1 to ``most``. Raises InvalidRequestError."""
+    if text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most:
+        return int(text)
+    raise InvalidRequestError(f"{option}: must be 1 to {most}", option=option)
+
+
 async def read(request: Request, kind: type[T], *, empty: bytes | None = None) -> T:
     """The JSON body, whatever its content type claims to be. Raises InvalidRequestError.
 

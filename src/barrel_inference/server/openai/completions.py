@@ -18,11 +18,11 @@ from barrel_inference.types import Usage as Counted
 
 
 class Numbered(NamedTuple):
-    """A chunk, the choice it belongs to, and the prompt when that was text."""
+    """A chunk, the choice it belongs to, and what of the prompt is to be echoed."""
 
     choice: int
     chunk: Chunk
-    prompt: str = ""
+    echoed: str = ""
 
 
 async def generate(service: Service, body: wire.CompletionRequest, keep_alive: bool) -> AsyncGenerator[Numbered, None]:
@@ -30,9 +30,16 @@ async def generate(service: Service, body: wire.CompletionRequest, keep_alive: b
     n = body.n or 1
     for number, prompt in enumerate(translate.prompts(body.prompt)):
         request = translate.completion(body, prompt, keep_alive=keep_alive)
+        echoed = await _echoed(service, body, prompt)
         async with aclosing(service.complete(request)) as chunks:
             async for chunk in chunks:
-                yield Numbered(number * n + chunk.index, chunk, prompt if isinstance(prompt, str) else "")
+                yield Numbered(number * n + chunk.index, chunk, echoed)
+
+
+async def _echoed(service: Service, body: wire.CompletionRequest, prompt: str | list[int]) -> str:
+    if not body.echo:
+        return ""
+    return prompt if isinstance(prompt, str) else await service.detokenize(body.model, prompt)
 
 
 class Writer:
@@ -45,7 +52,6 @@ class Writer:
             "model": body.model,
             "system_fingerprint": FINGERPRINT,
         }
-        self._echo = bool(body.echo)
         self._logprobs = body.logprobs
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
         self._offsets: dict[int, int] = {}  # characters that a choice has so far
@@ -69,8 +75,9 @@ class Writer:
         return wire.Completion(**self._head, choices=[choices[index] for index in sorted(choices)], usage=self._total())
 
     def _choice(self, numbered: Numbered) -> wire.TextChoice:
-        index, chunk, prompt = numbered
-        echoed = prompt if self._echo and index not in self._offsets else ""
+        index, chunk, echoed = numbered
+        if index in self._offsets:
+            echoed = ""
         begin = self._offsets.get(index, 0) + len(echoed)
         self._offsets[index] = begin + len(chunk.text)
         finish = None

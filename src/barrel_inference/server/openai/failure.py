@@ -25,11 +25,12 @@ _CODES = {"context_exceeded": "context_length_exceeded", "unauthorized": "invali
 
 def problem(error: BarrelError) -> Problem:
     option = error.details.get("option")
+    code = error.details.get("error_code", error.code)
     return Problem(
         message=failures.public(error),
         type=_TYPES.get(failures.status(error), "server_error"),
         param=option if isinstance(option, str) else None,
-        code=_CODES.get(error.code, error.code),
+        code=_CODES.get(code, code),
     )
 
 

@@ -91,6 +91,7 @@ class OpenAI:
 
         async def work() -> bytes:
             found = await self._service.embed(asked)
+            translate.check_dimensions(body.dimensions, found)
             shown = _packed if body.encoding_format == "base64" else list
             answer = wire.Embeddings(
                 data=[wire.Embedding(index=index, embedding=shown(each)) for index, each in enumerate(found.vectors)],

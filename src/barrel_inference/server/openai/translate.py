@@ -12,7 +12,7 @@ from barrel_inference.chat import schema
 from barrel_inference.errors import InvalidRequestError, UnsupportedError
 from barrel_inference.server import neutral
 from barrel_inference.server.openai import wire
-from barrel_inference.types import Constraint, Message
+from barrel_inference.types import Constraint, Embedding, Message
 
 # Parameters that go on under the same name, or under ours.
 _SAMPLING = {
@@ -36,22 +36,29 @@ _SAMPLING = {
     "cache": "cache",
     "parent_key": "parent_key",
 }
-_RANGES = {"temperature": (0, 2), "top_p": (0, 1), "frequency_penalty": (-2, 2), "presence_penalty": (-2, 2)}
+_RANGES = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "top_logprobs": (0, 20),
+}
 EFFORTS: dict[str, neutral.Think] = {"none": False, "xhigh": "max"}
 
 
 def chat(body: wire.ChatCompletionRequest, *, keep_alive: bool = False) -> neutral.ChatRequest:
     _refuse_unsupported(body)
-    tools = tuple(_tool(each) for each in _tools(body))
+    choice, allowed = _tool_choice(body)
+    tools = [_tool(each) for each in _tools(body)]
     return neutral.ChatRequest(
         model=body.model,
         messages=tuple(_messages(body.messages)),
-        tools=tools,
-        tool_choice=_tool_choice(body),
+        tools=tuple(each for each in tools if allowed is None or each["function"]["name"] in allowed),
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         constraint=_constraint(body, body.response_format),
         think=_think(body),
-        think_budget=body.thinking_budget,
+        think_budget=_budget(body),
         documents=tuple(body.documents or ()),
         template=_template(body),
         continue_final=_continues(body),
@@ -65,6 +72,8 @@ def completion(
 ) -> neutral.CompletionRequest:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidRequestError("best_of is only supported when it equals n", option="best_of")
+    if body.echo and body.logprobs is not None:
+        raise UnsupportedError("logprobs with echo: there are none of the prompt's tokens", option="logprobs")
     options = _options(body)
     options["max_tokens"] = 16 if body.max_tokens is None else body.max_tokens  # OpenAI's default here
     if body.logprobs is not None:
@@ -81,13 +90,13 @@ def completion(
     )
 
 
-def prompts(given: wire.Inputs) -> list[str | list[int]]:
+def prompts(given: wire.Inputs, option: str = "prompt") -> list[str | list[int]]:
     """The one or many prompts of a completion request, or inputs of an embedding request."""
     if isinstance(given, str):
         return [given]
     numbers = [each for each in given if isinstance(each, int)]
     if numbers and len(numbers) != len(given):
-        raise InvalidRequestError("a list of inputs holds texts, or lists of token ids, or is one", option="input")
+        raise InvalidRequestError("a list of inputs holds texts, or lists of token ids, or is one", option=option)
     return [numbers] if numbers else [each for each in given if not isinstance(each, int)]
 
 
@@ -97,7 +106,7 @@ def embedding(body: wire.EmbeddingRequest, *, keep_alive: bool = False) -> neutr
             f"Invalid value for 'encoding_format' = {body.encoding_format}. Supported values: ['float', 'base64'].",
             option="encoding_format",
         )
-    inputs = prompts(body.input)
+    inputs = prompts(body.input, "input")
     if not inputs:
         raise InvalidRequestError("input must not be empty", option="input")
     return neutral.EmbedRequest(
@@ -108,15 +117,20 @@ def embedding(body: wire.EmbeddingRequest, *, keep_alive: bool = False) -> neutr
     )
 
 
+def check_dimensions(wanted: int | None, found: Embedding) -> None:
+    """Raises InvalidRequestError where the model has fewer than wanted."""
+    if wanted is not None and any(len(vector) < wanted for vector in found.vectors):
+        raise InvalidRequestError(
+            f"dimensions must be at most {len(found.vectors[0])} for this model, not {wanted}", option="dimensions"
+        )
+
+
 # ---- options
 
 
 def _options(body: wire.Sampled) -> dict[str, Any]:
     """What the client said, under our names."""
-    for name, (low, high) in _RANGES.items():
-        value = getattr(body, name)
-        if value is not None and not low <= value <= high:
-            raise InvalidRequestError(f"{name} must be between {low} and {high}, not {value}", option=name)
+    check_ranges(body)
     options = {ours: value for name, ours in _SAMPLING.items() if (value := getattr(body, name)) is not None}
     if body.stop is not None:
         options["stop"] = _stop(body.stop)
@@ -125,6 +139,16 @@ def _options(body: wire.Sampled) -> dict[str, Any]:
     if body.max_tokens is not None:
         options["max_tokens"] = body.max_tokens
     return options
+
+
+def check_ranges(body: Any) -> None:
+    """Of what the kinds of requests share. Raises InvalidRequestError."""
+    for name, (low, high) in _RANGES.items():
+        value = getattr(body, name, None)
+        if value is not None and not low <= value <= high:
+            raise InvalidRequestError(f"{name} must be between {low} and {high}, not {value}", option=name)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options is only allowed when stream is true", option="stream_options")
 
 
 def _stop(stop: str | list[str]) -> tuple[str, ...]:
@@ -156,17 +180,20 @@ def _refuse_unsupported(body: wire.ChatCompletionRequest) -> None:
         raise UnsupportedError("only text can be generated", option="modalities")
     if body.web_search_options is not None:
         raise UnsupportedError("this server does not search the web", option="web_search_options")
+    if body.moderation is not None:
+        raise UnsupportedError("this server does not moderate", option="moderation")
     if body.verbosity not in (None, "medium"):
         raise UnsupportedError("verbosity is not supported", option="verbosity")
-    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= 20:
-        raise InvalidRequestError("top_logprobs must be between 0 and 20", option="top_logprobs")
 
 
 def _think(body: wire.ChatCompletionRequest) -> neutral.Think:
-    effort: Any = body.reasoning_effort or (body.reasoning or {}).get("effort")
-    if effort is None:
-        return None
-    return EFFORTS.get(effort, effort)
+    asked = body.reasoning or wire.Reasoning()
+    effort: Any = body.reasoning_effort or asked.effort
+    return asked.enabled if effort is None else EFFORTS.get(effort, effort)
+
+
+def _budget(body: wire.ChatCompletionRequest) -> int | None:
+    return body.thinking_budget if body.reasoning is None else body.reasoning.max_tokens or body.thinking_budget
 
 
 def _template(body: wire.ChatCompletionRequest) -> dict[str, Any]:
@@ -228,6 +255,10 @@ def _tools(body: wire.ChatCompletionRequest) -> list[wire.Tool]:
 
 def _tool(tool: wire.Tool) -> dict[str, Any]:
     function = tool.function
+    if tool.type != "function":
+        raise UnsupportedError(f"tools of type {tool.type!r} are not supported here", option="tools")
+    if function is None:
+        raise InvalidRequestError("a tool of type 'function' needs its function", option="tools")
     parameters = function.parameters or {"type": "object", "properties": {}}
     plain: dict[str, Any] = {"name": function.name}
     if function.description is not None:
@@ -237,16 +268,27 @@ def _tool(tool: wire.Tool) -> dict[str, Any]:
     return {"type": "function", "function": plain | {"parameters": parameters}}
 
 
-def _tool_choice(body: wire.ChatCompletionRequest) -> neutral.ToolChoice:
+def _tool_choice(body: wire.ChatCompletionRequest) -> tuple[neutral.ToolChoice, set[str] | None]:
+    """What is to be called, and the names of the tools that may be; None: all."""
     match body.tool_choice if body.tool_choice is not None else body.function_call:
         case None:
-            return neutral.ToolChoice()
-        case wire.NamedTool(function=wire.FunctionName(name=name)) | wire.FunctionName(name=name):
-            return neutral.ToolChoice(mode="named", name=name)
+            return neutral.ToolChoice(), None
+        case wire.NamedTool(type="allowed_tools", allowed_tools=wire.AllowedTools(mode=mode, tools=tools)):
+            return neutral.ToolChoice(mode=mode), {_chosen_name(each) for each in tools}
+        case wire.NamedTool() as named:
+            return neutral.ToolChoice(mode="named", name=_chosen_name(named)), None
+        case wire.FunctionName(name=name):
+            return neutral.ToolChoice(mode="named", name=name), None
         case "required":
-            return neutral.ToolChoice(mode="required")
+            return neutral.ToolChoice(mode="required"), None
         case mode:
-            return neutral.ToolChoice(mode="none" if mode == "none" else "auto")
+            return neutral.ToolChoice(mode="none" if mode == "none" else "auto"), None
+
+
+def _chosen_name(tool: wire.NamedTool) -> str:
+    if tool.type != "function" or tool.function is None:
+        raise UnsupportedError(f"tool_choice of type {tool.type!r} is not supported here", option="tool_choice")
+    return tool.function.name
 
 
 # ---- messages

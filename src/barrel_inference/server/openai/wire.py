@@ -113,17 +113,27 @@ class Function(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    function: Function
-    type: Literal["function"] = "function"
+    """Other types than "function" are refused by name."""
+
+    function: Function | None = None
+    type: str = "function"
 
 
 class FunctionName(msgspec.Struct, kw_only=True):
     name: str
 
 
+class AllowedTools(msgspec.Struct, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
 class NamedTool(msgspec.Struct, kw_only=True):
-    function: FunctionName
-    type: Literal["function"] = "function"
+    """``allowed_tools`` belongs to the type of that name."""
+
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+    type: str = "function"
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
@@ -142,6 +152,15 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema: dict[str, Any] | None = None
+
+
+class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenRouter's form of ``reasoning_effort``. A ``summary`` is not made: the reasoning itself is shown."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    summary: str | None = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -205,18 +224,20 @@ class ChatCompletionRequest(Sampled, kw_only=True):
     reasoning_effort: Effort | None = None
     modalities: list[str] | None = None
     audio: Any = None
+    moderation: Any = None
     web_search_options: Any = None
     verbosity: Literal["low", "medium", "high"] | None = None
     # without influence on the answer
     metadata: dict[str, Any] | None = None
     prediction: Any = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     store: bool | None = None
     # extensions
-    reasoning: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
     thinking_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -10,9 +10,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from barrel_inference.errors import BarrelError, InvalidRequestError
-from barrel_inference.server.http import ids
-from barrel_inference.server.http.operation import Operation, read
+from barrel_inference.errors import BarrelError, InvalidRequestError, UnsupportedError
+from barrel_inference.server.http import ids, record
+from barrel_inference.server.http.operation import Operation, count, read
 from barrel_inference.server.http.streaming import JSON, SSE, Answer, Stream, noted, sse
 from barrel_inference.server.neutral import ChatRequest, Service
 from barrel_inference.server.openai.failure import failure
@@ -23,6 +23,7 @@ from barrel_inference.types import Message
 
 PATH = "/v1/responses"
 ONE = PATH + "/{response_id}"
+SHOW = ("include", "stream", "starting_after", "include_obfuscation")
 
 
 class Responses:
@@ -52,16 +53,26 @@ class Responses:
                 request=wire.ResponseRequest,
                 response=wire.InputTokens,
             ),
-            Operation("GET", ONE, self.retrieve, failure, "A remembered response", response=wire.Response),
+            Operation("GET", ONE, self.retrieve, failure, "A remembered response", response=wire.Response, query=SHOW),
             Operation("DELETE", ONE, self.delete, failure, "Forget a response", response=wire.Deleted),
             Operation("POST", ONE + "/cancel", self.cancel, failure, "Cancel a background response"),
-            Operation("GET", ONE + "/input_items", self.input_items, failure, "Its input", response=wire.Items),
+            Operation(
+                "GET",
+                ONE + "/input_items",
+                self.input_items,
+                failure,
+                "Its input",
+                response=wire.Items,
+                query=("limit", "order", "after", "include"),
+            ),
         ]
 
     async def create(self, request: Request) -> Response:
         body = await read(request, wire.ResponseRequest)
         asked, history = self._asked(body)
-        writer = Writer(body)
+        tools = translate.tools_of(body)
+        record.current().ignored += tools.unheeded
+        writer = Writer(body, tools)
 
         async def events() -> AsyncGenerator[wire.StreamEvent, None]:
             async with aclosing(self._service.chat(asked)) as pieces:
@@ -84,6 +95,8 @@ class Responses:
         return _json(wire.InputTokens(input_tokens=count))
 
     async def retrieve(self, request: Request) -> Response:
+        if request.query_params.get("stream") in ("true", "1"):
+            raise UnsupportedError("stream: a remembered response comes whole", option="stream")
         return _json(self._stored(request).response)
 
     async def delete(self, request: Request) -> Response:
@@ -96,12 +109,10 @@ class Responses:
         raise InvalidRequestError("only background responses can be cancelled", option="response_id")
 
     async def input_items(self, request: Request) -> Response:
-        items = self._stored(request).items
-        first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-        return _json(wire.Items(data=items[::-1], first_id=last, last_id=first))
+        return _json(page(self._stored(request).items, request.query_params))
 
     def _asked(self, body: wire.ResponseRequest) -> tuple[ChatRequest, Sequence[Message]]:
-        before = self._store.get(body.previous_response_id).messages if body.previous_response_id else ()
+        before = self._store.previous(body.previous_response_id).messages if body.previous_response_id else ()
         return translate.request(body, before, keep_alive=self._keep_alive), before
 
     def _keep(self, body: wire.ResponseRequest, response: wire.Response, history: Sequence[Message]) -> None:
@@ -115,8 +126,32 @@ class Responses:
         return self._store.get(request.path_params["response_id"])
 
 
+def page(items: Sequence[dict[str, Any]], asked: Mapping[str, str]) -> wire.Items:
+    """The ``limit`` items behind ``after``, the newest first unless ``order`` is "asc". Raises InvalidRequestError."""
+    limit = count(asked.get("limit", "20"), most=100, option="limit")
+    order, after = asked.get("order", "desc"), asked.get("after")
+    if order not in ("asc", "desc"):
+        raise InvalidRequestError("order must be asc or desc", option="order")
+    left = list(items) if order == "asc" else list(items[::-1])
+    if after is not None:
+        known = [item["id"] for item in left]
+        if after not in known:
+            raise InvalidRequestError(f"after: there is no item {after[:120]!r}", option="after")
+        left = left[known.index(after) + 1 :]
+    shown = left[:limit]
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return wire.Items(data=shown, first_id=first, last_id=last, has_more=len(left) > len(shown))
+
+
 def _identified(item: dict[str, Any]) -> dict[str, Any]:
-    return {"id": ids.new("msg_"), "type": "message", **item}
+    """As it is given out again: with an id and a type, a text as a list of parts."""
+    found = {"type": "message", **item, "id": item.get("id") or ids.new("msg_")}
+    if found["type"] == "message" and isinstance(found.get("content"), str):
+        part = {"type": "input_text", "text": found["content"]}
+        if found.get("role") == "assistant":
+            part |= {"type": "output_text", "annotations": []}
+        found["content"] = [part]
+    return found
 
 
 async def _encoded(events: AsyncGenerator[wire.StreamEvent, None]) -> AsyncGenerator[bytes, None]:

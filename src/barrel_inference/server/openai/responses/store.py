@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
+import msgspec
+
+from barrel_inference.errors import InvalidRequestError
 from barrel_inference.server.failures import NotFoundError
 from barrel_inference.server.openai.responses.wire import Response
 from barrel_inference.types import Message
 
 MAX_RESPONSES = 1000
-MAX_CHARS = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 class Stored(NamedTuple):
@@ -20,35 +23,42 @@ class Stored(NamedTuple):
     items: list[dict[str, Any]]
     messages: tuple[Message, ...]
 
-    @property
-    def chars(self) -> int:
-        return sum(len(str(message.content or "")) + 200 for message in self.messages)
-
 
 class Store:
     """The most recently made ones, up to a number and a size."""
 
-    def __init__(self, max_responses: int = MAX_RESPONSES, max_chars: int = MAX_CHARS) -> None:
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
-        self._max_chars = max_chars
-        self._chars = 0
-        self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._stored: OrderedDict[str, tuple[Stored, int]] = OrderedDict()
 
     def put(self, stored: Stored) -> None:
-        self._stored[stored.response.id] = stored
-        self._chars += stored.chars
-        while len(self._stored) > self._max_responses or (self._chars > self._max_chars and len(self._stored) > 1):
-            _, oldest = self._stored.popitem(last=False)
-            self._chars -= oldest.chars
+        size = len(msgspec.json.encode(stored))
+        self._stored[stored.response.id] = stored, size
+        self._bytes += size
+        while len(self._stored) > self._max_responses or (self._bytes > self._max_bytes and len(self._stored) > 1):
+            _, (_, oldest) = self._stored.popitem(last=False)
+            self._bytes -= oldest
 
     def get(self, response_id: str) -> Stored:
         """Raises NotFoundError."""
-        stored = self._stored.get(response_id)
-        if stored is None:
+        if response_id not in self._stored:
             raise NotFoundError(f"Response with id '{response_id}' not found.", option="response_id")
-        return stored
+        return self._stored[response_id][0]
+
+    def previous(self, response_id: str) -> Stored:
+        """The one that a request continues. Raises InvalidRequestError, as a request for the wrong thing."""
+        try:
+            return self.get(response_id)
+        except NotFoundError:
+            raise InvalidRequestError(
+                f"Previous response with id '{response_id}' not found.",
+                option="previous_response_id",
+                error_code="previous_response_not_found",
+            ) from None
 
     def delete(self, response_id: str) -> None:
         """Raises NotFoundError."""
-        self._chars -= self.get(response_id).chars
-        del self._stored[response_id]
+        self.get(response_id)
+        self._bytes -= self._stored.pop(response_id)[1]

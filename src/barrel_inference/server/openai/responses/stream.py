@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import UNSET
 
 from barrel_inference.errors import BarrelError
 from barrel_inference.server import failures
@@ -21,22 +22,33 @@ from barrel_inference.server.neutral import (
     Reasoning,
 )
 from barrel_inference.server.openai.chunks import logprob
+from barrel_inference.server.openai.failure import problem
 from barrel_inference.server.openai.responses import wire
+from barrel_inference.server.openai.responses.tools import Known, Tools, input_of
+from barrel_inference.server.thoughts import pack
 from barrel_inference.types import TokenLogprob
 
 Events = Iterator[wire.StreamEvent]
 E_ = TypeVar("E_", bound=wire.Event)
 S = TypeVar("S", bound=msgspec.Struct)
 
+_NO_TOOLS = Tools()
+
 
 class Writer:
     """Feed it the events in order: ``begin``, ``take`` for each, and it has ended with the Finished one."""
 
-    def __init__(self, body: wire.ResponseRequest, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, body: wire.ResponseRequest, tools: Tools = _NO_TOOLS, clock: Callable[[], float] = time.time
+    ) -> None:
         self.response = _empty(body, int(clock()))
+        self._clock = clock
+        self._tools = tools
         self._summarised = bool(body.reasoning and (body.reasoning.summary or body.reasoning.generate_summary))
         self._logprobs = bool(body.top_logprobs) or "message.output_text.logprobs" in (body.include or ())
+        self._encrypted = "reasoning.encrypted_content" in (body.include or ())
         self._sequence = 0
+        self._written = ""  # arguments of the call under construction
         self._item: wire.Item | None = None  # the one under construction
 
     def begin(self) -> Events:
@@ -50,9 +62,7 @@ class Writer:
             case Reasoning(text=text):
                 yield from self._reasoning(text)
             case CallStarted(name=name, id=call_id):
-                yield from self._open(
-                    wire.FunctionCall(id=ids.new("fc_"), call_id=call_id, name=name, status="in_progress")
-                )
+                yield from self._open(_call(self._tools.known.get(name, Known(name)), call_id))
             case CallArguments(text=text):
                 yield from self._arguments(text)
             case CallEnded(unfinished=text):
@@ -62,10 +72,10 @@ class Writer:
                 yield self._end(event)
 
     def failed(self, error: BarrelError) -> Events:
-        message = failures.public(error)
+        told = problem(error)
         self.response.status = "failed"
-        self.response.error = wire.ResponseError(code=error.code, message=message)
-        yield self._numbered(wire.Failure(code=error.code, message=message))
+        self.response.error = wire.ResponseError(code=_code(error), message=told.message)
+        yield self._numbered(wire.Failure(code=told.code, message=told.message, param=told.param))
         yield self._numbered(wire.FailedEnd(response=self._snapshot()))
 
     # ---- the kinds of pieces
@@ -104,15 +114,18 @@ class Writer:
         yield self._numbered(wire.SummaryDelta(item_id=item.id, output_index=index, delta=text))
 
     def _arguments(self, text: str) -> Events:
-        call, index = self._current(wire.FunctionCall)
-        call.arguments += text
-        yield self._numbered(wire.ArgumentsDelta(item_id=call.id, output_index=index, delta=text))
+        """Those of a custom tool hold its input, which is known when they are complete."""
+        self._written += text
+        if isinstance(self._item, wire.FunctionCall):
+            call, index = self._current(wire.FunctionCall)
+            call.arguments = self._written
+            yield self._numbered(wire.ArgumentsDelta(item_id=call.id, output_index=index, delta=text))
 
     # ---- items
 
     def _open(self, item: wire.Item) -> Events:
         yield from self._close()
-        self._item = item
+        self._item, self._written = item, ""
         self.response.output.append(item)
         index = len(self.response.output) - 1
         yield self._numbered(wire.ItemAdded(output_index=index, item=_copy(item)))
@@ -135,6 +148,12 @@ class Writer:
                 yield self._numbered(wire.SummaryDone(**where, part=_copy(summary)))
             case wire.FunctionCall(arguments=arguments, name=name):
                 yield self._numbered(wire.ArgumentsDone(**where, arguments=arguments, name=name))
+            case wire.CustomCall():
+                item.input = input_of(self._written)
+                yield self._numbered(wire.InputDelta(**where, delta=item.input))
+                yield self._numbered(wire.InputDone(**where, input=item.input))
+        if self._encrypted and isinstance(item, wire.ReasoningItem):
+            item.encrypted_content = pack("".join(part.text for part in item.content or item.summary))
         item.status = status
         yield self._numbered(wire.ItemDone(output_index=index, item=_copy(item)))
 
@@ -150,6 +169,7 @@ class Writer:
             self.response.incomplete_details = wire.Incomplete(reason="max_output_tokens")
             return self._numbered(wire.IncompleteEnd(response=self._snapshot()))
         self.response.status = "completed"
+        self.response.completed_at = int(self._clock())
         return self._numbered(wire.Completed(response=self._snapshot()))
 
     def _snapshot(self) -> wire.Response:
@@ -161,13 +181,27 @@ class Writer:
         return event
 
 
+def _call(tool: Known, call_id: str) -> wire.FunctionCall | wire.CustomCall:
+    fields: dict[str, Any] = {"call_id": call_id, "name": tool.name, "namespace": tool.namespace or UNSET}
+    if tool.custom:
+        return wire.CustomCall(id=ids.new("ctc_"), status="in_progress", **fields)
+    return wire.FunctionCall(id=ids.new("fc_"), status="in_progress", **fields)
+
+
+def _code(error: BarrelError) -> Any:
+    """The API knows three for a model that fails."""
+    status = failures.status(error)
+    return "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
+
+
 def _usage(event: Finished) -> wire.Usage:
     counted = event.completion.usage
+    written = counted.prompt_tokens - counted.cached_tokens if event.completion.finish_key is not None else 0
     return wire.Usage(
         input_tokens=counted.prompt_tokens,
         output_tokens=counted.completion_tokens,
         total_tokens=counted.total_tokens,
-        input_tokens_details=wire.CachedTokens(cached_tokens=counted.cached_tokens),
+        input_tokens_details=wire.CachedTokens(cached_tokens=counted.cached_tokens, cache_write_tokens=written),
         output_tokens_details=wire.ReasoningTokens(reasoning_tokens=event.reasoning_tokens),
     )
 
@@ -186,10 +220,13 @@ def _empty(body: wire.ResponseRequest, created_at: int) -> wire.Response:
         status="in_progress",
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
         metadata=body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
         reasoning=body.reasoning or wire.Reasoning(),
+        safety_identifier=body.safety_identifier,
         store=body.store is not False,
         temperature=body.temperature,
         text={"format": {"type": "text"}} | {key: value for key, value in text.items() if value},

@@ -9,22 +9,28 @@ from typing import Any
 from barrel_inference.chat import schema
 from barrel_inference.errors import InvalidRequestError, UnsupportedError
 from barrel_inference.server import neutral
-from barrel_inference.server.openai.responses.wire import NamedTool, ResponseRequest, TextFormat
-from barrel_inference.server.openai.translate import EFFORTS
+from barrel_inference.server.openai.responses import tools
+from barrel_inference.server.openai.responses.wire import ResponseRequest, TextFormat
+from barrel_inference.server.openai.translate import EFFORTS, check_ranges
+from barrel_inference.server.thoughts import unpack
 from barrel_inference.types import Constraint, Message
 
+ADDED = "additional_tools"
+_CALLS = {"function_call": "arguments", "custom_tool_call": tools.INPUT}
+_RESULTS = ("function_call_output", "custom_tool_call_output")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 def request(body: ResponseRequest, history: Sequence[Message], *, keep_alive: bool = False) -> neutral.ChatRequest:
     """``history``: of the response before; this request's instructions stand before it."""
     _refuse_unsupported(body)
+    choice, found = tools.chosen(body.tool_choice, tools_of(body))
     head = [Message(role="system", content=body.instructions)] if body.instructions else []
     return neutral.ChatRequest(
         model=body.model,
         messages=(*head, *history, *messages(items(body))),
-        tools=tuple(_tool(each) for each in body.tools or ()),
-        tool_choice=_tool_choice(body),
+        tools=found.functions,
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         constraint=_constraint(body.text.format if body.text else None),
         think=_think(body),
@@ -39,6 +45,12 @@ def items(body: ResponseRequest) -> list[dict[str, Any]]:
     if isinstance(body.input, str):
         return [{"type": "message", "role": "user", "content": body.input}]
     return body.input
+
+
+def tools_of(body: ResponseRequest) -> tools.Tools:
+    """Those beside the input and those in it. Raises UnsupportedError and InvalidRequestError."""
+    added = [tool for item in items(body) if item.get("type") == ADDED for tool in tools.within(item)]
+    return tools.read([*(body.tools or ()), *added])
 
 
 def messages(found: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -60,10 +72,10 @@ def messages(found: Sequence[Mapping[str, Any]]) -> list[Message]:
         elif kind == "reasoning":
             if turn.get("content") or turn.get("calls"):
                 end_turn()
-            turn["reasoning_content"] = _text(item.get("content")) or _text(item.get("summary"))
-        elif kind == "function_call":
-            turn.setdefault("calls", []).append(_call(item))
-        else:
+            turn["reasoning_content"] = _thought(item)
+        elif kind in _CALLS:
+            turn.setdefault("calls", []).append(_call(kind, item))
+        elif kind != ADDED:
             end_turn()
             result.append(_other(kind, item))
     end_turn()
@@ -71,23 +83,36 @@ def messages(found: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def _other(kind: str, item: Mapping[str, Any]) -> Message:
-    if kind == "function_call_output":
+    if kind in _RESULTS:
         return Message(role="tool", content=_text(item.get("output")), tool_call_id=str(item.get("call_id", "")))
     if kind == "message" and item.get("role") in ("user", "system", "developer"):
         return Message(role=item["role"], content=_text(item.get("content")))
     raise UnsupportedError(f"input items of type {kind!r} are not supported", option="input")
 
 
-def _call(item: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = item.get("arguments") or "{}"
-    try:
-        given = json.loads(arguments)
-    except (ValueError, TypeError, RecursionError):
-        given = None
-    if not isinstance(given, dict) or not isinstance(item.get("name"), str):
-        raise InvalidRequestError("a function_call needs a name and a JSON object as arguments", option="input")
-    function = {"name": item["name"], "arguments": json.dumps(given, ensure_ascii=False)}
+def _thought(item: Mapping[str, Any]) -> str:
+    """Encrypted ones of others are left out: nothing of them can be read."""
+    packed = item.get("encrypted_content")
+    shown = _text(item.get("content")) or _text(item.get("summary"))
+    return shown or (unpack(packed) if isinstance(packed, str) else None) or ""
+
+
+def _call(kind: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    name, given = item.get("name"), item.get(_CALLS[kind])
+    arguments = tools.arguments_of(str(given or "")) if kind == "custom_tool_call" else _object(given)
+    if arguments is None or not isinstance(name, str):
+        raise InvalidRequestError(f"a {kind} needs a name and {_CALLS[kind]} that can be read", option="input")
+    function = {"name": tools.function_name(name, item.get("namespace")), "arguments": arguments}
     return {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+
+
+def _object(arguments: Any) -> str | None:
+    """JSON text of an object as we write it."""
+    try:
+        given = json.loads(arguments or "{}")
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else None
 
 
 def _text(content: Any) -> str:
@@ -106,33 +131,17 @@ def _text(content: Any) -> str:
 
 
 def _refuse_unsupported(body: ResponseRequest) -> None:
-    for name in ("background", "conversation", "prompt"):
+    for name in ("background", "conversation", "prompt", "context_management", "moderation"):
         if getattr(body, name):
             raise UnsupportedError(f"{name} is not supported", option=name)
     if body.text and body.text.verbosity not in (None, "medium"):
         raise UnsupportedError("text.verbosity is not supported", option="text")
+    if body.reasoning and body.reasoning.mode not in (None, "standard"):
+        raise UnsupportedError(f"reasoning.mode {body.reasoning.mode!r} is not supported", option="reasoning")
+    if body.reasoning and body.reasoning.context == "current_turn":
+        raise UnsupportedError("reasoning.context 'current_turn' is not supported", option="reasoning")
     if not body.input and not body.previous_response_id:
         raise InvalidRequestError("input is missing", option="input")
-
-
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
-        raise UnsupportedError(f"tools of type {tool.get('type')!r} are not supported", option="tools")
-    function = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key) is not None}
-    parameters = tool.get("parameters") or {"type": "object", "properties": {}}
-    return {"type": "function", "function": function | {"parameters": parameters}}
-
-
-def _tool_choice(body: ResponseRequest) -> neutral.ToolChoice:
-    match body.tool_choice:
-        case None:
-            return neutral.ToolChoice()
-        case NamedTool(type="function", name=str(name)):
-            return neutral.ToolChoice(mode="named", name=name)
-        case NamedTool(type=kind):
-            raise UnsupportedError(f"tool_choice of type {kind!r} is not supported", option="tool_choice")
-        case mode:
-            return neutral.ToolChoice(mode=mode)
 
 
 def _constraint(form: TextFormat | None) -> Constraint | None:
@@ -151,6 +160,7 @@ def _think(body: ResponseRequest) -> neutral.Think:
 
 
 def _options(body: ResponseRequest) -> dict[str, Any]:
+    check_ranges(body)
     options: dict[str, Any] = {}
     for theirs, ours in (("max_output_tokens", "max_tokens"), ("temperature", "temperature"), ("top_p", "top_p")):
         if (value := getattr(body, theirs)) is not None:

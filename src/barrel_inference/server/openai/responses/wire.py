@@ -14,13 +14,29 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class Reasoning(msgspec.Struct, kw_only=True):
+    """``context`` and ``mode`` are refused where they ask for what is not the case anyway."""
+
     effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
+
+
+Include = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
 
 
 class TextFormat(msgspec.Struct, kw_only=True):
-    """``schema``, ``name`` and ``strict`` belong to "json_schema"; "grammar" and "regex" are extensions."""
+    """``schema``, ``name`` and ``strict`` belong to "json_schema"."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -34,19 +50,12 @@ class Text(msgspec.Struct, kw_only=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Tool(msgspec.Struct, kw_only=True):
-    """Only functions; the hosted kinds are refused by name."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class NamedTool(msgspec.Struct, kw_only=True):
+    """``mode`` and ``tools`` belong to "allowed_tools"."""
+
     type: str
     name: str | None = None
+    namespace: str | None = None
     mode: str | None = None
     tools: list[dict[str, Any]] | None = None
 
@@ -55,7 +64,7 @@ class ResponseRequest(Asked, kw_only=True):
     model: str
     input: str | list[dict[str, Any]] = msgspec.field(default_factory=list)
     instructions: str | None = None
-    include: list[str] | None = None
+    include: list[Include] | None = None  # of what is never there, nothing is included
     max_output_tokens: int | None = None
     metadata: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -75,9 +84,12 @@ class ResponseRequest(Asked, kw_only=True):
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
-    max_tool_calls: int | None = None
+    context_management: Any = None
+    moderation: Any = None
     # without influence on the answer
+    max_tool_calls: int | None = None  # of tools that OpenAI runs
     prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
@@ -118,20 +130,33 @@ class ReasoningItem(Said, kw_only=True, tag_field="type", tag="reasoning"):
     encrypted_content: str | UnsetType = UNSET
 
 
-class FunctionCall(Said, kw_only=True, tag_field="type", tag="function_call"):
+class Call(Said, kw_only=True):
+    """``namespace``: of a tool that has one."""
+
     id: str
     call_id: str
     name: str
     status: Status
+    namespace: str | UnsetType = UNSET
+
+
+class FunctionCall(Call, kw_only=True, tag_field="type", tag="function_call"):
     arguments: str = ""
 
 
-Item = OutputMessage | ReasoningItem | FunctionCall
+class CustomCall(Call, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    input: str = ""
+
+
+Item = OutputMessage | ReasoningItem | FunctionCall | CustomCall
 ContentPart = OutputText | ReasoningText
 
 
 class CachedTokens(Said, kw_only=True):
+    """``cache_write_tokens``: read, and kept."""
+
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 class ReasoningTokens(Said, kw_only=True):
@@ -151,7 +176,7 @@ class Incomplete(Said, kw_only=True):
 
 
 class ResponseError(Said, kw_only=True):
-    code: str
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 
@@ -165,11 +190,15 @@ class Response(Said, kw_only=True):
     error: ResponseError | None = None
     incomplete_details: Incomplete | None = None
     instructions: str | None = None
+    completed_at: int | None = None
     max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
     reasoning: Reasoning | None = None
+    safety_identifier: str | None = None
     store: bool = True
     temperature: float | None = None
     text: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -289,6 +318,14 @@ class ArgumentsDone(OfItem, kw_only=True, tag_field="type", tag="response.functi
     name: str
 
 
+class InputDelta(OfItem, kw_only=True, tag_field="type", tag="response.custom_tool_call_input.delta"):
+    delta: str
+
+
+class InputDone(OfItem, kw_only=True, tag_field="type", tag="response.custom_tool_call_input.done"):
+    input: str
+
+
 class Failure(Event, kw_only=True, tag_field="type", tag="error"):
     code: str | None
     message: str
@@ -315,6 +352,8 @@ StreamEvent = (
     | SummaryTextDone
     | ArgumentsDelta
     | ArgumentsDone
+    | InputDelta
+    | InputDone
     | Failure
 )
 
