@@ -62,6 +62,19 @@ def test_a_template_without_a_switch_gets_an_empty_thought() -> None:
     assert ask(Dialogue(Template(source)), think=False).text.endswith("<think>\n\n</think>\n\n")
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "self"])
+def test_keywords_that_stand_for_parts_of_the_request_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        plain().prompt(Turn(TALK, template={name: []}))
+
+
+def test_documents_are_refused_where_the_template_has_no_place_for_them() -> None:
+    with pytest.raises(UnsupportedError, match="documents"):
+        plain().prompt(Turn(TALK, documents=[{"text": "d"}]))
+    able = Dialogue(Template("{{ documents }}{% for m in messages %}{{ m.content }}{% endfor %}"))
+    assert "'d'" in able.prompt(Turn(TALK, documents=[{"text": "d"}])).text
+
+
 def test_thinking_is_refused_where_there_is_none() -> None:
     with pytest.raises(UnsupportedError):
         ask(plain(), think=True)

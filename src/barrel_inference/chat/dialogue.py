@@ -23,6 +23,8 @@ from barrel_inference.chat.tools.syntax import Syntax, Tools, parameters
 from barrel_inference.errors import InvalidRequestError, TemplateError, UnsupportedError
 from barrel_inference.types import Constraint
 
+# What a template is given by the turn itself.
+_TAKEN = frozenset({"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _WORD = "zqanswer"  # stands for an answer in a trial rendering
 
 
@@ -113,6 +115,7 @@ class Dialogue:
         """Raises TemplateError, UnsupportedError, InvalidRequestError."""
         if turn.think not in (None, False) and not self.can_think:
             raise UnsupportedError("this model does not think")
+        self._check_values(turn)
         tools = parameters(turn.tools)
         rendered = self._render(turn)
         tail, thinking = self._thought(turn, rendered.text[rendered.opening :] or rendered.text[-40:])
@@ -139,6 +142,15 @@ class Dialogue:
             )
 
     # ---- the prompt
+
+    def _check_values(self, turn: Turn) -> None:
+        if taken := _TAKEN & turn.template.keys():
+            raise InvalidRequestError(
+                f"the template keyword {min(taken)!r} is not free: it stands for a part of the request",
+                option="chat_template_kwargs",
+            )
+        if turn.documents and "documents" not in self.template.variables:
+            raise UnsupportedError("this model's chat template takes no documents", option="documents")
 
     def _render(self, turn: Turn) -> Rendered:
         return self.template.render(

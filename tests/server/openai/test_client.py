@@ -153,8 +153,12 @@ def test_errors_have_types(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as long:
         chat(client, messages=[{"role": "user", "content": "word " * 5000}])
     assert long.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError, match="unknown field"):
+    with pytest.raises(openai.BadRequestError, match="unknown field") as unknown:
         chat(client, extra_body={"no_such_parameter": 1})
+    assert unknown.value.param == "no_such_parameter"
+    with pytest.raises(openai.BadRequestError) as typed:
+        chat(client, messages=[{"role": "user", "content": 1}])
+    assert typed.value.param == "messages[0].content"
 
 
 def test_completions(client: Any, server: RunningServer) -> None:

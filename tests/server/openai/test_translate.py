@@ -59,6 +59,9 @@ def test_options_are_what_the_client_said_and_nothing_else(body: dict[str, Any],
         ({"modalities": ["text", "audio"]}, UnsupportedError, "modalities"),
         ({"web_search_options": {}}, UnsupportedError, "web_search_options"),
         ({"moderation": {"model": "m"}}, UnsupportedError, "moderation"),
+        ({"max_tokens": -1}, InvalidRequestError, "max_tokens"),
+        ({"max_completion_tokens": -1}, InvalidRequestError, "max_completion_tokens"),
+        ({"add_generation_prompt": False}, UnsupportedError, "add_generation_prompt"),
         ({"stream_options": {"include_usage": True}}, InvalidRequestError, "stream_options"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, UnsupportedError, "tools"),
         ({"tools": [{"type": "function"}]}, InvalidRequestError, "tools"),
@@ -114,11 +117,11 @@ def test_messages_of_every_role() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", ["not json", "[1]", '"x"'])
-def test_arguments_that_are_no_object(arguments: str) -> None:
+@pytest.mark.parametrize("arguments", ["not json", "[1]", '"x"', '{"city": "Par'])
+def test_a_call_that_was_cut_off_does_not_end_the_conversation(arguments: str) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    with pytest.raises(InvalidRequestError, match=r"messages\[0\]"):
-        chat(messages=[{"role": "assistant", "tool_calls": [call]}])
+    (message,) = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).messages
+    assert json.loads(message.tool_calls[0]["function"]["arguments"]) == {"INVALID_JSON": arguments}
 
 
 @pytest.mark.parametrize(
@@ -233,8 +236,9 @@ def test_keep_alive_counts_only_when_configured() -> None:
 )
 def test_prompts_of_every_kind(prompt: Any, expected: Any) -> None:
     assert translate.prompts(prompt) == expected
-    with pytest.raises(InvalidRequestError):
-        translate.prompts([1, "a"])
+    for wrong in ([1, "a"], []):
+        with pytest.raises(InvalidRequestError):
+            translate.prompts(wrong)
 
 
 def test_completions() -> None:

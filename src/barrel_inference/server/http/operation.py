@@ -5,6 +5,7 @@ An endpoint raises BarrelErrors; the operation answers them in its dialect's sha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from barrel_inference.server.http import record
 from barrel_inference.server.http.streaming import Failure, noted
 
 T = TypeVar("T")
+_AT = re.compile(r"at `\$\.([^`]+)`$")
+_FIELD = re.compile(r"field `(\w+)`")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -77,4 +80,11 @@ async def read(request: Request, kind: type[T], *, empty: bytes | None = None) -
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"invalid request: {error}") from None
+        raise InvalidRequestError(f"invalid request: {error}", **_place(str(error))) from None
+
+
+def _place(error: str) -> dict[str, str]:
+    """The field that a decoder complains about, as ``option``."""
+    at, field = _AT.search(error), _FIELD.search(error)
+    names = [found[1] for found in (at, field) if found]
+    return {"option": ".".join(names)} if names else {}

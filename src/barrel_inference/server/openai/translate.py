@@ -42,6 +42,8 @@ _RANGES = {
     "frequency_penalty": (-2, 2),
     "presence_penalty": (-2, 2),
     "top_logprobs": (0, 20),
+    "logprobs": (0, 100),  # of completions
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), (0, 2**31 - 1)),
 }
 EFFORTS: dict[str, neutral.Think] = {"none": False, "xhigh": "max"}
 
@@ -94,6 +96,8 @@ def prompts(given: wire.Inputs, option: str = "prompt") -> list[str | list[int]]
     """The one or many prompts of a completion request, or inputs of an embedding request."""
     if isinstance(given, str):
         return [given]
+    if not given:
+        raise InvalidRequestError(f"{option} must not be empty", option=option)
     numbers = [each for each in given if isinstance(each, int)]
     if numbers and len(numbers) != len(given):
         raise InvalidRequestError("a list of inputs holds texts, or lists of token ids, or is one", option=option)
@@ -107,8 +111,6 @@ def embedding(body: wire.EmbeddingRequest, *, keep_alive: bool = False) -> neutr
             option="encoding_format",
         )
     inputs = prompts(body.input, "input")
-    if not inputs:
-        raise InvalidRequestError("input must not be empty", option="input")
     return neutral.EmbedRequest(
         model=body.model,
         inputs=tuple(each if isinstance(each, str) else tuple(each) for each in inputs),
@@ -205,6 +207,10 @@ def _continues(body: wire.ChatCompletionRequest) -> bool:
         raise InvalidRequestError(
             "add_generation_prompt and continue_final_message exclude each other", option="continue_final_message"
         )
+    if body.add_generation_prompt is False and not body.continue_final_message:
+        raise UnsupportedError(
+            "add_generation_prompt can be false with continue_final_message only", option="add_generation_prompt"
+        )
     return bool(body.continue_final_message)
 
 
@@ -298,7 +304,7 @@ def _messages(messages: Sequence[wire.MessageIn]) -> Iterable[Message]:
     for index, message in enumerate(messages):
         match message:
             case wire.AssistantMessage():
-                yield _assistant(message, index)
+                yield _assistant(message)
             case wire.ToolMessage(tool_call_id=call_id):
                 yield Message(role="tool", content=text(message.content), tool_call_id=call_id, name=message.name)
             case wire.FunctionMessage(name=name):
@@ -308,11 +314,11 @@ def _messages(messages: Sequence[wire.MessageIn]) -> Iterable[Message]:
                 yield Message(role=str(role), content=text(message.content), name=message.name)
 
 
-def _assistant(message: wire.AssistantMessage, index: int) -> Message:
-    calls = [_call(each, index) for each in message.tool_calls or ()]
+def _assistant(message: wire.AssistantMessage) -> Message:
+    calls = [_call(each) for each in message.tool_calls or ()]
     if message.function_call is not None:
         name = message.function_call.name
-        calls.append(_call(wire.ToolCallIn(id=f"call_{name}", function=message.function_call), index))
+        calls.append(_call(wire.ToolCallIn(id=f"call_{name}", function=message.function_call)))
     return Message(
         role="assistant",
         content=text(message.content) or message.refusal or "",
@@ -321,18 +327,9 @@ def _assistant(message: wire.AssistantMessage, index: int) -> Message:
     )
 
 
-def _call(call: wire.ToolCallIn, index: int) -> dict[str, Any]:
-    """Raises InvalidRequestError when the arguments are no JSON object: no template could render them."""
-    given = call.function.arguments
-    try:
-        arguments = json.loads(given or "{}") if isinstance(given, str) else given
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise InvalidRequestError(
-            f"messages[{index}]: the arguments of a tool call must be a JSON object", option="messages"
-        )
-    function = {"name": call.function.name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+def _call(call: wire.ToolCallIn) -> dict[str, Any]:
+    arguments = json.dumps(arguments_of(call.function.arguments), ensure_ascii=False)
+    function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 

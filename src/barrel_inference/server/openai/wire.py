@@ -238,7 +238,7 @@ class ChatCompletionRequest(Sampled, kw_only=True):
     store: bool | None = None
     # extensions
     reasoning: Reasoning | None = None
-    thinking_budget: int | None = None
+    thinking_budget: Annotated[int, Meta(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None

@@ -70,6 +70,7 @@ def test_items_that_follow_each_other_are_one_turn() -> None:
         ({"reasoning": {"context": "current_turn"}}, UnsupportedError, "reasoning"),
         ({"temperature": 3}, InvalidRequestError, "temperature"),
         ({"top_p": -1}, InvalidRequestError, "top_p"),
+        ({"max_output_tokens": -1}, InvalidRequestError, "max_output_tokens"),
         ({"top_logprobs": 21}, InvalidRequestError, "top_logprobs"),
         ({"stream_options": {"include_obfuscation": False}}, InvalidRequestError, "stream_options"),
         ({"input": [{"type": "custom_tool_call", "input": "x"}]}, InvalidRequestError, "input"),
@@ -77,7 +78,7 @@ def test_items_that_follow_each_other_are_one_turn() -> None:
         ({"input": []}, InvalidRequestError, "input"),
         ({"input": [{"type": "computer_call"}]}, UnsupportedError, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, UnsupportedError, "input"),
-        ({"input": [{"type": "function_call", "name": "f", "arguments": "x"}]}, InvalidRequestError, "input"),
+        ({"input": [{"type": "function_call", "arguments": "{}"}]}, InvalidRequestError, "input"),
         ({"text": {"format": {"type": "json_schema"}}}, InvalidRequestError, "text"),
     ],
 )

@@ -100,19 +100,15 @@ def _thought(item: Mapping[str, Any]) -> str:
 def _call(kind: str, item: Mapping[str, Any]) -> dict[str, Any]:
     name, given = item.get("name"), item.get(_CALLS[kind])
     arguments = tools.arguments_of(str(given or "")) if kind == "custom_tool_call" else _object(given)
-    if arguments is None or not isinstance(name, str):
-        raise InvalidRequestError(f"a {kind} needs a name and {_CALLS[kind]} that can be read", option="input")
+    if not isinstance(name, str):
+        raise InvalidRequestError(f"a {kind} needs a name", option="input")
     function = {"name": tools.function_name(name, item.get("namespace")), "arguments": arguments}
     return {"id": str(item.get("call_id", "")), "type": "function", "function": function}
 
 
-def _object(arguments: Any) -> str | None:
+def _object(arguments: Any) -> str:
     """JSON text of an object as we write it."""
-    try:
-        given = json.loads(arguments or "{}")
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else None
+    return json.dumps(arguments_of(arguments), ensure_ascii=False)
 
 
 def _text(content: Any) -> str:
