@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from barrel_inference.cli.report import (
     human_bytes,
     one_line,
 )
+from barrel_inference.cli.serve import OneLine
 from barrel_inference.errors import BarrelError, ConfigError, ContextExceededError, DirectiveError, ModelNotFoundError
 
 
@@ -138,3 +140,8 @@ def test_counts_for_people(count: int, text: str) -> None:
 def test_times_for_people(now: str, text: str) -> None:
     seconds = datetime.fromisoformat(now).timestamp()
     assert relative("2026-11-29T20:56:53Z", now=seconds) == text
+
+
+def test_nobody_else_begins_a_line_of_the_log() -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "model %s", ("a\n2026 ERROR forged \x1b[2J\x9b",), None)
+    assert OneLine("%(name)s %(message)s").format(record) == r"x model a\x0a2026 ERROR forged \x1b[2J\x9b"

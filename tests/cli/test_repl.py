@@ -181,6 +181,8 @@ def test_in_a_terminal(tmp_path: Path) -> None:
     environ = {
         **os.environ,
         "BARREL_INFERENCE_SERVER_MODELS": json.dumps(models),
+        "BARREL_INFERENCE_SERVER_HOST": "0.0.0.0",  # of the one that others ask; this one is for the conversation alone
+        "BARREL_INFERENCE_SERVER_PORT": "9",
         "BARREL_INFERENCE_MODEL_CACHE_DIR": str(tmp_path / "models"),
         "BARREL_INFERENCE_CACHE_DIR": str(tmp_path / "cache"),
         "XDG_CACHE_HOME": str(tmp_path / "xdg"),

@@ -11,20 +11,28 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from barrel_inference.errors import BarrelError, InvalidRequestError, ModelNotFoundError, UnreachableError
-from barrel_inference.server.environment import ENV_HOST, url
+from barrel_inference.server.environment import ENV_HOST, configuration, url
 
-DEFAULT_URL = "http://127.0.0.1:8080"
 KEY_VARIABLE = "BARREL_INFERENCE_API_KEY"
 CONNECT_TIMEOUT_S = 5.0
 
 
 class Client:
-    """Raises UnreachableError when nobody listens, and what the server answered."""
+    """Of the server at ``base``, else the one that BARREL_INFERENCE_HOST names, else the one that this machine's
+    configuration makes, whose keys are known here. Raises UnreachableError when nobody listens, and what the server
+    answered."""
 
-    def __init__(self, base: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, base: str | None = None, environ: Mapping[str, str] = os.environ, key: str | None = None
+    ) -> None:
         given = base or environ.get(ENV_HOST)
-        self.url = url(given) if given else DEFAULT_URL
-        self._key = environ.get(KEY_VARIABLE)
+        keys: tuple[str, ...] = ()
+        if not given:
+            options = configuration(environ, {}).server
+            keys = options.api_keys
+            given = f"[{options.host}]:{options.port}" if ":" in options.host else f"{options.host}:{options.port}"
+        self.url = url(given)
+        self._key = key or environ.get(KEY_VARIABLE) or next(iter(keys), None)
 
     def is_there(self) -> bool:
         try:

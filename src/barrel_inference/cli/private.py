@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from barrel_inference.cli.client import Client
 from barrel_inference.errors import UnreachableError
-from barrel_inference.server.environment import ENV_HOST
+from barrel_inference.server.environment import ENV_HOST, configuration
 
 STOP_TIMEOUT_S = 45.0  # it may still have state to save
 
@@ -48,11 +49,15 @@ def _registered(client: Client, model: str) -> str:
 
 @contextmanager
 def _started(model: str) -> Iterator[Client]:
-    environ = dict(os.environ)
+    """For this conversation alone, whatever the configuration says of the server that others ask."""
+    key = secrets.token_hex(16)
+    environ = {**os.environ, "BARREL_INFERENCE_SERVER_API_KEYS": json.dumps([key])}
+    environ["BARREL_INFERENCE_SERVER_PRELOAD"] = "[]"
     if _is_file(model):
         path = str(Path(model).expanduser().absolute())
-        environ["BARREL_INFERENCE_SERVER_MODELS"] = json.dumps({_name(model): {"model_path": path}})
-    command = [sys.executable, "-m", "barrel_inference.cli.main", "serve", "--port", "0", "--json"]
+        models = configuration(os.environ, {}).server.models | {_name(model): {"model_path": path}}
+        environ["BARREL_INFERENCE_SERVER_MODELS"] = json.dumps(models)
+    command = [sys.executable, "-m", "barrel_inference.cli.main", "serve", "--host", "127.0.0.1:0", "--json"]
     process = subprocess.Popen(
         [*command, "--log-level", "error"],
         stdout=subprocess.PIPE,
@@ -65,7 +70,7 @@ def _started(model: str) -> Iterator[Client]:
         line = process.stdout.readline()
         if not line:
             raise UnreachableError(f"the private server did not start (exit {process.wait()})")
-        yield Client(json.loads(line)["url"])
+        yield Client(json.loads(line)["url"], key=key)
     finally:
         process.stdout.close()
         process.terminate()
