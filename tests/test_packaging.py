@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from barrel_inference.cli import main as cli
+from barrel_inference.cli.report import EXIT_USAGE
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.registry.files import APP
 from barrel_inference.server.environment import configuration
@@ -75,6 +76,12 @@ def test_build_arguments_that_are_named_are_known() -> None:
         assert set(re.findall(r"--build-arg (\w+)=", page.read_text(encoding="utf-8"))) <= known
 
 
+def test_the_gpus_to_compile_for_are_named() -> None:
+    """``native``, what llama.cpp takes otherwise, fails where no GPU is seen, as in every build of an image."""
+    assert any(line.startswith("CUDA_ARCHITECTURES=") for line in instructions("ARG"))
+    assert "-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=$CUDA_ARCHITECTURES" in DOCKERFILE
+
+
 def test_the_compose_file_agrees_with_the_image() -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed (the frameworks extra brings it)")
     compose = yaml.safe_load((PACKAGING / "compose.yaml").read_text(encoding="utf-8"))
@@ -113,6 +120,8 @@ def test_the_unit_starts_the_server_with_known_variables_and_time_to_stop() -> N
     config = check_environment(environ)
     wait_s = config.server.drain_s + config.policy.evict_save_timeout_ms / 1000
     assert float(service["TimeoutStopSec"][0]) > wait_s
+    assert service["KillMode"] == ["mixed"], "or the workers end before their answers do"
+    assert service["RestartPreventExitStatus"] == [str(EXIT_USAGE)]
     writable = [PurePosixPath("/var/cache") / name for name in service["CacheDirectory"][0].split()]
     own = PurePosixPath(environ["XDG_CACHE_HOME"]) / APP
     for place in (config.model_cache_dir, config.cache_dir, own):
