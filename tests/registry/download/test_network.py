@@ -48,6 +48,11 @@ def test_public_addresses(address: str) -> None:
         ("https://127.0.0.1/x", "private address"),
         ("https://[::1]/x", "private address"),
         ("https://169.254.169.254/latest/meta-data", "private address"),
+        *(
+            (f"https://{way}/x", "private address 127.0.0.1")
+            for way in ("127.1", "0x7f000001", "2130706433", "0177.0.0.1")
+        ),
+        ("https://[64:ff9b::7f00:1]/x", "private address"),
         ("https:///x", "refusing to follow"),
     ],
 )

@@ -26,6 +26,7 @@ MAX_ERROR_BODY = 4096
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 _NOT_QUOTED = "%/:=&?~#+!$,;'@()*[]"
 _PORTS = {"http": 80, "https": 443}
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 behind a gateway, in the last 32 bits
 
 
 class TransientError(PullError):
@@ -188,17 +189,30 @@ def check_url(url: str, policy: NetworkPolicy) -> None:
     configured = host_and_port(url) in policy.private_hosts
     if parts.scheme == "http" and not (policy.insecure or configured):
         raise PullError(f"refusing plain http to {parts.hostname}; allow it with --insecure")
-    try:
-        address = ipaddress.ip_address(parts.hostname)
-    except ValueError:
+    address = address_of(parts.hostname)
+    if address is None:
         return  # a name: the resolver checks every address it stands for
     if not (policy.allow_private or configured) and is_private(address):
         raise PullError(f"refusing the private address {address}")
 
 
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None for a name. Also ``127.1``, ``0x7f000001`` and ``2130706433``, which the system connects to as addresses
+    without asking any resolver."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except (OSError, ValueError):
+        return None
+
+
 def is_private(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
-        address = address.ipv4_mapped or address.sixtofour or address
+        embedded = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF) if address in _NAT64 else None
+        address = address.ipv4_mapped or address.sixtofour or embedded or address
     return not address.is_global or address.is_multicast
 
 
