@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from barrel_inference.chat.environment import Limits
+from barrel_inference.chat.budget import Limits
 from barrel_inference.chat.template import Template
 from barrel_inference.errors import TemplateError
 
@@ -96,6 +96,85 @@ def test_the_words_of_raise_exception_reach_the_caller() -> None:
 def test_size_is_limited(bomb: str) -> None:
     with pytest.raises(TemplateError):
         render(bomb)
+
+
+TWICE = "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+NESTED = "{% set ns = namespace(x=(1,)) %}{% for i in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}"
+SMALL = Limits(chars=1 << 20, made_chars=4 << 20)
+
+
+def keep(made: str, before: str = "") -> str:
+    """Holds on to what each turn of a loop makes."""
+    return f"{before}{{% set l = [] %}}{{% for i in range(99999) %}}{{% set _ = l.append({made}) %}}{{% endfor %}}"
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "{% set ns = namespace(x=3) %}{% for i in range(40) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{{ 5.5 | round(99999999) }}",
+        "{{ ('f' * 99999) | int(0, 16) // 3 }}",
+        "{{ ('x' * 99999).join(range(9999) | map('string') | list) }}",
+        "{{ range(9999) | join('a' * 99999) }}",
+        "{{ ([{'a': 'x' * 99999}] * 9999) | map(attribute='a') | join }}",
+        "{{ ('a' * 9999).translate({97: 'b' * 9999}) }}",
+        "{{ 'a'.encode() * 999999999 }}",
+        "{{ {}.fromkeys(range(9999)) }}",
+        "{{ (1).to_bytes(999999999) }}",
+        "{% set l = [1] %}{% for i in range(60) %}{% set _ = l.extend(l) %}{% endfor %}",
+        "{% set l = [1] %}{% set _ = l.extend(l | select) %}",
+        "{% set l = [1] %}{% set _ = l.append(l) %}{{ l == l }}{{ l | tojson }}",
+        TWICE + "{{ ns.x }}",
+        TWICE + "{{ ns }}",
+        TWICE + "{{ ns.x ~ '' }}",
+        TWICE + "{{ ns.x | string }}",
+        TWICE + "{{ ns.x | tojson }}",
+        TWICE + "{{ ns.x | tojson(indent=2) }}",
+        TWICE + "{{ '%s' % ns.x }}",
+        TWICE + "{{ '{}'.format(ns.x) }}",
+        TWICE + "{{ [ns.x] | sort }}",
+        TWICE + TWICE.replace("ns.x", "ns.y") + "{{ ns.x == ns.y }}",
+        TWICE + TWICE.replace("ns.x", "ns.y") + "{{ ns.x in [ns.y] }}",
+        TWICE + TWICE.replace("ns.x", "ns.y") + "{{ ns.x is eq ns.y }}",
+        TWICE + TWICE.replace("ns.x", "ns.y") + "{{ [ns.x].count(ns.y) }}",
+        NESTED + "{{ {ns.x: 1} }}",
+        "{{ '{:{}}'.format(1, 999999999) }}",
+        "{{ ('{0}' * 9999).format('a' * 9999) }}",
+        "{{ ('%(a)s' * 9999) % {'a': 'b' * 9999} }}",
+        "{{ ('%9999d' * 9999) % (1,) }}",
+        "{{ ('{a}' * 9999).format_map({'a': 'b' * 9999}) }}",
+        "{{ ([['a'] * 999] * 999) | sum(start=[]) }}",
+        "{{ ('a ' * 499999).split() }}",
+        "{% set x %}{% for i in range(9999) %}{% for j in range(999) %}much{% endfor %}{% endfor %}{% endset %}",
+        "{% macro f() %}{{ caller() }}{{ caller() }}{% endmacro %}"
+        + "{% call f() %}" * 40
+        + "much"
+        + "{% endcall %}" * 40,
+        "{% autoescape true %}{% set x %}a{% endset %}{% endautoescape %}{{ x.ljust(999999999) }}",
+        "{{ strftime_now('%c' * 99999) }}",
+        keep("'a' * 99999 ~ i"),
+        keep("[1] * 9999"),
+        keep("s.upper()", "{% set s = 'a' * 99999 %}"),
+        keep("s | upper", "{% set s = 'a' * 99999 %}"),
+        keep("s[1:]", "{% set s = 'a' * 99999 %}"),
+        keep("s[1:]", "{% set s = [1] * 9999 %}"),
+        keep("range(9999) | list"),
+        keep("{'a': i}"),
+    ],
+)
+def test_what_makes_much_out_of_little_is_limited(bomb: str) -> None:
+    with pytest.raises(TemplateError):
+        Template(bomb, limits=SMALL).text([{"role": "user", "content": "x"}])
+
+
+def test_what_is_computed_when_a_template_is_read_is_limited() -> None:
+    with pytest.raises(TemplateError, match="precision"):
+        render("{{ 5 | round(99999999) }}")
+    for deep in ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{% if 1 %}" * 3000 + "{% endif %}" * 3000):
+        with pytest.raises(TemplateError, match="does not compile"):
+            Template(deep)
+    with pytest.raises(TemplateError, match="longer than"):
+        Template(" " * (2 << 20))
 
 
 class Ticking:

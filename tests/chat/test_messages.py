@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+import pytest
 
 from barrel_inference.chat.messages import Form, conform, short_id
 
@@ -61,6 +64,14 @@ def test_arguments_as_objects_or_as_text() -> None:
     assert conform(talk, FULL)[0]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     text = conform(talk, FULL._replace(object_arguments=False))[0]["tool_calls"][0]["function"]["arguments"]
     assert text == '{"a": 1}'
+
+
+@pytest.mark.parametrize("cut_off", ['{"city": "Par', "[1]", "no", "[" * 100_000])
+def test_arguments_that_are_no_object_are_kept_in_one(cut_off: str) -> None:
+    talk = [say("assistant", "", tool_calls=[call("x", arguments=cut_off)])]
+    (shaped,) = conform(talk, FULL)
+    assert shaped["tool_calls"][0]["function"]["arguments"] == {"INVALID_JSON": cut_off}
+    assert json.dumps(cut_off) in conform(talk, Form())[0]["content"]
 
 
 def test_text_beside_calls_gets_a_message_of_its_own() -> None:

@@ -7,7 +7,6 @@ Not imported by those who only import the package: jinja2 would double the time 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import lru_cache
@@ -114,10 +113,9 @@ def said(message: Message) -> dict[str, Any]:
 
 def _check_call(call: Any) -> None:
     try:
-        arguments = call["function"].get("arguments") or {}
-        read = json.loads(arguments) if isinstance(arguments, str) else arguments
-        is_call = isinstance(call["function"]["name"], str) and isinstance(read, Mapping)
-    except (TypeError, KeyError, AttributeError, ValueError):
+        arguments = call["function"].get("arguments")
+        is_call = isinstance(call["function"]["name"], str) and isinstance(arguments, str | Mapping | None)
+    except (TypeError, KeyError, AttributeError):
         is_call = False
     if not is_call:
         raise InvalidRequestError(f"a tool call has a function with a name and arguments, not {call!r:.80}")

@@ -1,128 +1,133 @@
-"""The Jinja sandbox that chat templates run in: Hugging Face's settings, plus limits on time and size. Pure; the only
-state is the budget of the rendering under way, held in a context variable.
+"""The Jinja sandbox that chat templates run in: Hugging Face's settings, plus limits on time and size (``budget``).
 
 Where Hugging Face's own set-up fails on published templates, this one does not: templates may change lists and
 mappings (they get copies), ``tojson`` takes generators, ``from_json`` exists, and nothing is HTML-escaped unasked.
+Of Jinja's filters and Python's methods there are those that prompts are made with.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-import operator
 import time
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import Any, NamedTuple, NoReturn
+from types import BuiltinMethodType
+from typing import Any, NoReturn, cast
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import nodes, pass_environment, pass_eval_context
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import do_indent
+from jinja2.filters import do_indent, do_round, sync_do_sum
+from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from barrel_inference.chat import budget
+from barrel_inference.chat.budget import Budget, Limits, current
 from barrel_inference.errors import TemplateError
 
+MAX_SOURCE_CHARS = 1 << 20
+MAX_INDENT = 64
+MAX_PRECISION = 32
+MAX_DATE_CHARS = 256
 
-class Limits(NamedTuple):
-    """Of one rendering. ``chars`` holds for the text and for every string made on the way."""
-
-    chars: int = 16 << 20
-    seconds: float = 10.0
-
-
-DEFAULT_LIMITS = Limits()
-
-
-class Budget:
-    """What one rendering may still spend."""
-
-    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
-        self._limits = limits
-        self._clock = clock
-        self._deadline = clock() + limits.seconds
-        self._steps = 0
-
-    def step(self) -> None:
-        """One turn of a loop or one call. Reading the clock costs more than a step, so only some read it."""
-        self._steps += 1
-        if self._steps % 128 == 0 and self._clock() > self._deadline:
-            raise TemplateError(f"the chat template ran longer than {self._limits.seconds:g} s", timeout=True)
-
-    def size(self, chars: int) -> None:
-        if chars > self._limits.chars:
-            raise TemplateError(f"the chat template made a text of more than {self._limits.chars} characters")
-
-
-_budget: ContextVar[Budget] = ContextVar("budget")
+_READ = "abs attr count d default first float int items last length list map"
+_CHOOSE = "reject rejectattr reverse select selectattr"
+_WRITE = "capitalize lower string title trim truncate upper urlencode"
+_COMPARE = "dictsort groupby max min sort unique"
+_COMPARING_TESTS = "in eq equalto == ne != lt lessthan < le <= gt greaterthan > ge >="
+_METHODS: dict[type, str] = {
+    str: "capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal isdigit isidentifier "
+    "islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix "
+    "replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill",
+    list: "append clear copy count extend index insert pop remove reverse sort",
+    tuple: "count index",
+    dict: "clear copy get items keys pop popitem setdefault update values",
+}
+_ALLOWED = {kind: frozenset(names.split()) for kind, names in _METHODS.items()}
 
 
 class ChatEnvironment(SandboxedEnvironment):
-    """Compiles a budget check into every loop, call, concatenation, sum, product and ``%``."""
+    """Compiles a budget check into every loop, call, slice, comparison and operation that makes something."""
 
-    intercepted_binops = frozenset(["+", "*", "**", "%"])
+    intercepted_binops = frozenset(["+", "-", "*", "/", "//", "**", "%"])
 
     def __init__(self, now: Callable[[], datetime] = datetime.now) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # it would compute constants without a budget
+            extensions=[Generation, loopcontrols],
+            finalize=_written,
+        )
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
-        self.filters |= {"tojson": to_json, "from_json": json.loads, "fromjson": json.loads}
-        self.filters |= {"safe": str, "escape": _escape, "e": _escape, "forceescape": _escape}
-        self.filters |= {"format": _format, "indent": _indent, "replace": _replace}
-        for name in ("batch", "center", "slice", "urlize", "wordwrap", "xmlattr"):  # no prompt needs them, bombs do
-            del self.filters[name]
+        self.globals["strftime_now"] = lambda pattern: now().strftime(_date_pattern(pattern))
         del self.globals["lipsum"]
+        weighed = {name: self.filters[name] for name in f"{_WRITE} {_COMPARE}".split()} | _FILTERS
+        self.filters = {name: _filter(self.filters[name]) for name in f"{_READ} {_CHOOSE}".split()}
+        self.filters |= {name: _filter(function, weighs=True) for name, function in weighed.items()}
+        self.tests |= {name: _comparing(cast(Any, self.tests[name])) for name in _COMPARING_TESTS.split()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Metered().visit(super()._parse(source, name, filename))
         return tree
 
+    def concat(self, parts: Iterable[str]) -> str:
+        """Of a macro, a block, an assignment: what was written in it."""
+        written = list(parts)
+        current.get().make(sum(map(len, written)))
+        return "".join(written)
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        budget = _budget.get()
-        budget.step()
-        _check_call(budget, __obj, args)
-        result = super().call(__context, __obj, *args, **kwargs)
-        if isinstance(result, str):
-            budget.size(len(result))
-        return result
+        current.get().step()
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(__obj, BuiltinMethodType) or isinstance(owner, str):
+            _check_method(owner, __obj.__name__, args, kwargs)
+        elif getattr(__obj, "__name__", "") == "changed":  # loop.changed compares
+            current.get().weigh(args)
+        return budget.make(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        budget = _budget.get()
-        budget.step()
-        if operator == "**":
-            _check_power(left, right)
-        elif operator == "*":
-            budget.size(_size(left) * right if isinstance(right, int) else _size(right) * left)
-        elif operator == "%" and isinstance(left, str):
-            _check_format(left)
-        else:
-            budget.size(_size(left) + _size(right))
+        current.get().step()
+        budget.check_binop(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
+    # ---- what compiled templates call
+
     def tick(self) -> None:
-        """Called by compiled templates at every turn of a loop."""
-        _budget.get().step()
+        """At every turn of a loop."""
+        current.get().step()
 
     def concat_texts(self, *parts: Any) -> str:
-        """``a ~ b`` in compiled templates."""
-        budget = _budget.get()
-        texts = [str(part) for part in parts]
-        budget.step()
-        budget.size(sum(map(len, texts)))
+        """``a ~ b``."""
+        current.get().step()
+        texts = list(map(budget.text, parts))
+        current.get().make(sum(map(len, texts)))
         return "".join(texts)
+
+    def made(self, value: Any) -> Any:
+        """A slice, a list, a mapping."""
+        return budget.make(value)
+
+    def weighed(self, value: Any) -> Any:
+        """What is compared or hashed: Python does that in one go, however deep it is."""
+        if isinstance(value, list | tuple | dict):
+            current.get().weigh(value)
+        return value
 
 
 def render(
-    template: jinja2.Template, values: dict[str, Any], limits: Limits, clock: Callable[[], float] = time.monotonic
+    template: jinja2.Template, values: dict[str, Any], limits: Limits, clock: Callable[[], float] = time.thread_time
 ) -> str:
     """The text of a template. Raises TemplateError for whatever goes wrong in it."""
-    budget = Budget(limits, clock)
-    token = _budget.set(budget)
+    spent = Budget(limits, clock)
+    token = current.set(spent)
     try:
-        return "".join(_bounded(template.generate(values), budget))
+        return "".join(_bounded(template.generate(values), spent))
     except TemplateError:
         raise
     except RecursionError:
@@ -130,15 +135,15 @@ def render(
     except Exception as error:  # whatever a template can do wrong, and they do
         raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
     finally:
-        _budget.reset(token)
+        current.reset(token)
 
 
-def _bounded(pieces: Iterator[str], budget: Budget) -> Iterator[str]:
+def _bounded(pieces: Iterator[str], spent: Budget) -> Iterator[str]:
     total = 0
     for piece in pieces:
         total += len(piece)
-        budget.step()
-        budget.size(total)
+        spent.step()
+        spent.size(total)
         yield piece
 
 
@@ -164,10 +169,120 @@ class _Metered(NodeTransformer):
         self.generic_visit(node)
         return _hook("concat_texts", node.nodes, node.lineno)
 
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _hook("made", [node], node.lineno) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _hook("made", [node], node.lineno)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _hook("made", [node], node.lineno)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
+        """A tuple may become a key."""
+        self.generic_visit(node)
+        return _hook("weighed", [node], node.lineno) if node.ctx == "load" else node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _hook("weighed", [node.expr], node.lineno)
+        for operand in node.ops:
+            if operand.op not in ("in", "notin") or not isinstance(operand.expr, nodes.Name):
+                operand.expr = _hook("weighed", [operand.expr], node.lineno)
+        return node
+
+
+class _Generator(CodeGenerator):
+    """Calls the hooks as they are: they need no sandbox, and there are many."""
+
+    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:  # noqa: N802
+        if not isinstance(node.node, nodes.EnvironmentAttribute):
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+            return
+        self.write(f"environment.{node.node.name}(")
+        for arg in node.args:
+            self.visit(arg, frame)
+            self.write(", ")
+        self.write(")")
+
 
 def _hook(name: str, args: list[nodes.Expr], line: int) -> nodes.Call:
     call = nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None)
     return call.set_lineno(line)  # type: ignore[return-value]
+
+
+ChatEnvironment.code_generator_class = _Generator
+
+
+@pass_eval_context  # so that nothing is written at compile time
+def _written(_: EvalContext, value: Any) -> Any:
+    return value if isinstance(value, str | jinja2.Undefined) else budget.text(value)
+
+
+# ---- filters, tests, methods
+
+
+def _filter(function: Callable[..., Any], *, weighs: bool = False) -> Callable[..., Any]:
+    """``weighs``: it writes its arguments out, or compares them."""
+
+    @functools.wraps(function)  # it also says whether the context is wanted
+    def metered(*args: Any, **kwargs: Any) -> Any:
+        current.get().step()
+        if weighs:
+            args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+            current.get().weigh((args, kwargs))
+        return budget.make(function(*args, **kwargs))
+
+    return metered
+
+
+def _comparing(function: Callable[..., Any]) -> Callable[..., Any]:
+    def test(*args: Any) -> Any:
+        if any(isinstance(arg, list | tuple | dict) for arg in args):
+            current.get().weigh(args)
+        return function(*args)
+
+    return test
+
+
+def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises TemplateError for methods that prompts do not need, and where much would be made out of little."""
+    if not any(name in names for kind, names in _ALLOWED.items() if isinstance(owner, kind)):
+        raise TemplateError(f"the chat template calls {type(owner).__name__}.{name}, which chat templates may not")
+    if isinstance(owner, str):
+        _check_text_method(owner, name, args, kwargs)
+    elif name in ("index", "count", "remove", "sort"):
+        current.get().weigh((owner, args))
+    elif name in ("extend", "update") and args and isinstance(args[0], list | tuple | dict):
+        budget.make(list(args[0]))
+
+
+def _check_text_method(text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    spent = current.get()
+    match name, args:
+        case "replace", (str(old), str(new), *_):
+            spent.size(len(text) + text.count(old) * len(new))
+        case (("ljust" | "rjust" | "zfill"), (int(width), *_)):
+            spent.size(width)
+        case "join", (list() | tuple() as parts, *_):
+            spent.size(len(text) * len(parts) + spent.weigh(parts))
+        case "join", _:
+            raise TemplateError("the chat template joins what is no list")
+        case "split" | "rsplit", _:
+            separator = args[0] if args else kwargs.get("sep")
+            spent.make(_PART * (text.count(separator) if separator else len(text) // 2))
+        case "splitlines", _:
+            spent.make(_PART * text.count("\n"))
+        case "format", _:
+            budget.check_format(text, (*args, kwargs))
+        case "replace", _:
+            raise TypeError("replace wants two texts")
+
+
+_PART = 8  # at least so many characters does a part of a text cost
 
 
 def to_json(
@@ -177,16 +292,20 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if isinstance(indent, int) and indent > 16:
-        raise TemplateError("the chat template indents without reason")
-    return json.dumps(
-        value,
+    encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii,
-        indent=indent,
+        indent=indent and _margin(indent),
         separators=separators,
         sort_keys=sort_keys,
         default=_plain,
     )
+    return encoder.encode(value) if indent is None else "".join(_bounded(encoder.iterencode(value), current.get()))
+
+
+def _margin(indent: int | str) -> int | str:
+    if (indent if isinstance(indent, int) else len(indent)) > MAX_INDENT:
+        raise TemplateError("the chat template indents without reason")
+    return indent
 
 
 def _plain(value: Any) -> Any:
@@ -205,56 +324,62 @@ def _escape(value: Any) -> str:
 
 
 def _format(pattern: str, *args: Any, **kwargs: Any) -> str:
-    _check_format(pattern)
+    budget.check_format(str(pattern), (kwargs or args,))
     return str(pattern) % (kwargs or args)
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    margin = " " * min(width, 64) if isinstance(width, int) else width
-    _budget.get().size(len(margin) * text.count("\n"))
+    margin = _margin(width)
+    current.get().size(MAX_INDENT * text.count("\n"))
     return str(do_indent(text, margin, first, blank))
+
+
+def _join(eval_ctx: EvalContext, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+    parts = list(value)
+    current.get().size(len(str(d)) * len(parts) + current.get().weigh(parts))
+    return str(jinja2.filters.sync_do_join(eval_ctx, parts, str(d), attribute))
 
 
 def _replace(value: Any, old: str, new: str, count: int = -1) -> str:
     text = str(value)
-    _budget.get().size(len(text) + text.count(str(old)) * len(str(new)))
+    current.get().size(len(text) + text.count(str(old)) * len(str(new)))
     return text.replace(str(old), str(new), count)
+
+
+def _round(value: float, precision: int = 0, method: Any = "common") -> float:
+    if abs(precision) > MAX_PRECISION:
+        raise TemplateError("the chat template rounds to an unreasonable precision")
+    return do_round(value, precision, method)
+
+
+def _sum(environment: jinja2.Environment, iterable: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+    if not isinstance(start, int | float):
+        raise TemplateError("the chat template adds up what are no numbers")
+    return sync_do_sum(environment, iterable, attribute, start)
+
+
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "tojson": to_json,
+    "from_json": json.loads,
+    "fromjson": json.loads,
+    "safe": str,
+    "escape": _escape,
+    "e": _escape,
+    "forceescape": _escape,
+    "format": _format,
+    "indent": _indent,
+    "join": pass_eval_context(_join),
+    "replace": _replace,
+    "round": _round,
+    "sum": pass_environment(_sum),
+}
+
+
+def _date_pattern(pattern: str) -> str:
+    if len(pattern) > MAX_DATE_CHARS:
+        raise TemplateError("the chat template writes an unreasonable date")
+    return pattern
 
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(str(message))
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | list | tuple) else 0
-
-
-_PADDING = {"center", "ljust", "rjust", "zfill", "expandtabs"}
-
-
-def _check_call(budget: Budget, function: Any, args: tuple[Any, ...]) -> None:
-    """String methods that make much out of little."""
-    text = getattr(function, "__self__", None)
-    if not isinstance(text, str):
-        return
-    name = function.__name__
-    if name in _PADDING and args:
-        budget.size(operator.index(args[0]) * (text.count("\t") if name == "expandtabs" else 1))
-    elif name == "replace" and len(args) >= 2:
-        budget.size(len(text) + text.count(str(args[0])) * len(str(args[1])))
-    elif name == "format":
-        _check_format(text)
-
-
-def _check_format(pattern: str) -> None:
-    """A width in a format is the one way to make it grow without bound."""
-    digits = 0
-    for character in pattern:
-        digits = digits + 1 if character.isdecimal() else 0
-        if digits > 4 or (character == "*" and "%" in pattern):
-            raise TemplateError("the chat template formats with an unreasonable width")
-
-
-def _check_power(base: Any, exponent: Any) -> None:
-    if abs(exponent) > 64 or abs(base) > 2**64:
-        raise TemplateError("the chat template computes an unreasonable power")

@@ -15,6 +15,7 @@ from barrel_inference.chat.tools import instructions
 from barrel_inference.chat.tools.syntax import Syntax, write_calls
 
 Message = dict[str, Any]
+UNREADABLE = "INVALID_JSON"  # the key that Anthropic proposes for the text of arguments that are none
 
 
 class Form(NamedTuple):
@@ -123,7 +124,10 @@ def _calls_as_text(messages: Iterator[Message], form: Form, syntax: Syntax) -> I
         if message["role"] == "tool" and not form.tool_role:
             yield {"role": "user", "content": instructions.result(message["content"])}
         elif message.get("tool_calls"):
-            calls = [(call["function"]["name"], _arguments(call["function"])) for call in message["tool_calls"]]
+            calls = [
+                (call["function"]["name"], arguments_of(call["function"].get("arguments")))
+                for call in message["tool_calls"]
+            ]
             content = "\n".join(filter(None, [message["content"], write_calls(syntax, calls)]))
             yield {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
         else:
@@ -161,7 +165,7 @@ def _shaped(message: Message, form: Form) -> Message:
 
 def _call(call: Mapping[str, Any], form: Form) -> dict[str, Any]:
     function = call["function"]
-    given = _arguments(function)
+    given = arguments_of(function.get("arguments"))
     return {
         "id": short_id(call.get("id", "")) if form.short_ids else call.get("id", ""),
         "type": "function",
@@ -172,10 +176,14 @@ def _call(call: Mapping[str, Any], form: Form) -> dict[str, Any]:
     }
 
 
-def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function.get("arguments")
-    found: dict[str, Any] = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments or {}
-    return found
+def arguments_of(given: Any) -> dict[str, Any]:
+    """Of a call in a history: an object. A call that was cut off has only the beginning of one, and the conversation
+    must be able to go on: its text is then all that the object holds."""
+    try:
+        found = json.loads(given or "{}") if isinstance(given, str) else given or {}
+    except (ValueError, RecursionError):
+        found = None
+    return dict(found) if isinstance(found, Mapping) else {UNREADABLE: given}
 
 
 def short_id(call_id: str) -> str:

@@ -50,7 +50,7 @@ _USER: Message = {"role": "user", "content": "zquser"}
 _ANSWER: Message = {"role": "assistant", "content": "zqcontent"}
 
 
-def study(template: ChatTemplate, clock: Callable[[], float] = time.monotonic) -> Profile:
+def study(template: ChatTemplate, clock: Callable[[], float] = time.thread_time) -> Profile:
     """Some forty small renderings. Raises TemplateError when they take too long."""
     probing = _Probing(template, clock)
     form = probing.form

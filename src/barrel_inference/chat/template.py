@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import jinja2
 import jinja2.meta
 
-from barrel_inference.chat.environment import DEFAULT_LIMITS, ChatEnvironment, Limits, render
+from barrel_inference.chat.budget import DEFAULT_LIMITS, Limits
+from barrel_inference.chat.environment import MAX_SOURCE_CHARS, ChatEnvironment, render
 from barrel_inference.chat.fallbacks import TEMPLATES
 from barrel_inference.chat.tools.scan import common_prefix
 from barrel_inference.errors import InvalidRequestError, TemplateError
@@ -113,7 +113,7 @@ class Template(ChatTemplate):
         eos_token: str = "",
         limits: Limits = DEFAULT_LIMITS,
         now: Callable[[], datetime] = datetime.now,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.name = source if source in TEMPLATES else "model"
         self.source = TEMPLATES.get(source, source)
@@ -121,11 +121,13 @@ class Template(ChatTemplate):
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": eos_token, "unk_token": ""}
         self._limits = limits
         self._clock = clock
+        if len(self.source) > MAX_SOURCE_CHARS:
+            raise TemplateError(f"the chat template is longer than {MAX_SOURCE_CHARS} characters")
         environment = ChatEnvironment(now)
         try:
             self._compiled = environment.from_string(self.source)
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(self.source)))
-        except (jinja2.TemplateError, RecursionError) as error:
+        except Exception as error:  # Python's own compiler has many
             raise TemplateError(f"the chat template does not compile: {error}") from error
 
     def text(self, messages: Messages, **values: Any) -> str:

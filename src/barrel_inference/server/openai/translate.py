@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from barrel_inference.chat import schema
+from barrel_inference.chat.messages import arguments_of
 from barrel_inference.errors import InvalidRequestError, UnsupportedError
 from barrel_inference.server import neutral
 from barrel_inference.server.openai import wire
@@ -301,7 +302,7 @@ def _chosen_name(tool: wire.NamedTool) -> str:
 
 
 def _messages(messages: Sequence[wire.MessageIn]) -> Iterable[Message]:
-    for index, message in enumerate(messages):
+    for message in messages:
         match message:
             case wire.AssistantMessage():
                 yield _assistant(message)

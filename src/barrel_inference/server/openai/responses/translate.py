@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from barrel_inference.chat import schema
+from barrel_inference.chat.messages import arguments_of
 from barrel_inference.errors import InvalidRequestError, UnsupportedError
 from barrel_inference.server import neutral
 from barrel_inference.server.openai.responses import tools
