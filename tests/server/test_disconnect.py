@@ -179,6 +179,23 @@ def test_the_end_tells_what_does_not_finish(tmp_path: Path) -> None:
     assert text.endswith(b"0\r\n\r\n"), "a whole answer"
 
 
+def test_the_end_tells_who_still_waits_to_come_again(tmp_path: Path) -> None:
+    """For a turn, and for memory."""
+    body = {"model": "slow", "prompt": "hi", "options": LONG}
+    options = {"drain_s": 0.2, "num_parallel": 1, "max_loaded_models": 1}
+    with RunningServer(tmp_path, **options) as running, connect(running, "/api/generate", body):
+        until(lambda: gate_running(running, "slow") == 1)
+        with (
+            connect(running, "/api/generate", body) as queued,
+            connect(running, "/api/generate", {**body, "model": "stub"}) as loading,
+        ):
+            until(lambda: gate_waiting(running, "slow") == gate_running(running, "stub") == 1)
+            running.stop()
+            for answer in (read_all(queued), read_all(loading)):
+                assert answer.startswith(b"HTTP/1.1 503")
+                assert b"retry-after: 1" in answer
+
+
 def read_all(client: socket.socket) -> bytes:
     parts = []
     while part := client.recv(65536):

@@ -40,6 +40,8 @@ from tests.server.fakes import FakeTimers
         ("-1s", FOREVER),
         ("+2s", 2.0),
         (1e300, FOREVER),
+        (10**400, FOREVER),
+        (-(10**400), FOREVER),
         ("999999999h", FOREVER),
     ],
 )

@@ -33,8 +33,19 @@ def test_floats_given_for_integers_are_cut() -> None:
     assert translate({"top_k": 40.9, "num_ctx": 4096.5}).request == {"top_k": 40}
 
 
+@pytest.mark.parametrize(("wanted", "given"), [(-5, 4), (1, 4), (4, 4), (5, 5), (0, None)])
+def test_no_context_is_too_small_to_load(wanted: int, given: int | None) -> None:
+    assert translate({"num_ctx": wanted}).n_ctx == given
+
+
 def test_unknown_names_are_reported() -> None:
     assert translate({"tfs_z": 1, "wibble": 2}).ignored == ("tfs_z", "wibble")
+
+
+def test_what_the_server_says_itself_is_nobody_elses() -> None:
+    options = {"n": 2, "boundaries": [1], "trace": "x", "add_special": False, "shift_keep": 3}
+    found = translate(options)
+    assert (found.request, set(found.ignored)) == ({}, set(options))
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,27 @@ async def test_a_request_during_an_unload_loads_again() -> None:
     assert world.loaded == {"a"}
 
 
+async def test_a_model_that_is_loaded_anew_is_kept_as_by_default() -> None:
+    world = World(keep_alive_default_ms=60_000)
+    await world.use(A)
+    for _ in range(2):  # the second time it is not loaded any more
+        world.pool.keep_alive(A, 0.0)
+        await settle()
+    await world.use(A)
+    await settle()
+    assert world.loaded == {"a"}
+
+
+async def test_what_a_failed_load_was_to_be_kept_for_is_forgotten() -> None:
+    world = World(keep_alive_default_ms=60_000)
+    world.runtime.error = LoadError("no")
+    with pytest.raises(LoadError):
+        await world.use(A, keep_s=0.0)
+    await world.use(A)
+    await settle()
+    assert world.loaded == {"a"}
+
+
 async def test_keep_alive_zero_waits_for_running_requests() -> None:
     world = World()
     async with world.pool.lease(A):

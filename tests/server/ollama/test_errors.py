@@ -10,6 +10,8 @@ from tests.server.harness import RunningServer
 
 CHAT = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "stream": False}
 GENERATE = {"model": "stub", "prompt": "hi", "stream": False}
+CALL: dict[str, Any] = {"function": {"name": "f", "arguments": {}}}
+NO_TOOLS: list[Any] = [{}, {"function": 1}, {"function": {"name": 1}}, {"function": {"name": "f", "parameters": [1]}}]
 
 
 def chat(**more: Any) -> tuple[str, dict[str, Any]]:
@@ -41,6 +43,11 @@ def generate(**more: Any) -> tuple[str, dict[str, Any]]:
         (("/api/show", {}), "model is required"),
         (("/api/copy", {"source": "../x", "destination": "b"}), 'source "../x" is invalid'),
         (("/api/copy", {"source": "a", "destination": "/"}), 'destination "/" is invalid'),
+        (chat(messages=[{"role": "assistant", "tool_calls": [CALL | {"id": {}}]}]), "tool_calls: an id is a string"),
+        (chat(messages=[{"role": "assistant", "tool_calls": [{"id": "x"}]}]), "tool_calls: each needs a function"),
+        (chat(keep_alive=True), "keep_alive: Unsupported type: 'bool'"),
+        (chat(options={"temperature": 10**400}), 'option "temperature" must be of type float32'),
+        *((chat(tools=[tool]), "tools: each is a function with a name") for tool in NO_TOOLS),
         (chat(messages=[{"role": "robot", "content": "x"}]), 'invalid role: "robot"'),
     ],
 )

@@ -19,7 +19,8 @@ _NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _PART = re.compile(rf"({_NUMBER})(ns|us|µs|μs|ms|s|m|h)")
 _DURATION = re.compile(rf"[+-]?(?:{_PART.pattern})+")
 _UNITLESS = re.compile(rf"[+-]?{_NUMBER}")
-_MAX_S = 2**63 / 1e9  # Go counts nanoseconds in 64 bits; more is forever
+_MAX_INT = 2**63
+_MAX_S = _MAX_INT / 1e9  # Go counts nanoseconds in 64 bits; more is forever
 
 
 def parse(value: Any) -> float | None:
@@ -31,7 +32,7 @@ def parse(value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise InvalidRequestError(f"keep_alive: Unsupported type: '{type(value).__name__}'", option="keep_alive")
-    seconds = go_duration(value) if isinstance(value, str) else float(value)
+    seconds = go_duration(value) if isinstance(value, str) else float(max(min(value, _MAX_INT), -_MAX_INT))
     if math.isnan(seconds):
         raise InvalidRequestError("keep_alive: not a number", option="keep_alive")
     return FOREVER if seconds < 0 or seconds > _MAX_S else seconds

@@ -15,6 +15,9 @@ from barrel_inference.types import Sampling
 # Ollama's defaults, where they differ from ours.
 OLLAMA_DEFAULTS: dict[str, Any] = {"top_p": 0.9, "min_p": 0.0}
 
+MIN_CONTEXT = 4  # Ollama's; nothing is served with less
+_MAX_FLOAT32 = 3.4028235e38
+
 
 class Parameters(NamedTuple):
     """``request``: of aio.params. ``load``: nested options of load_model. ``ignored``: names nobody knows."""
@@ -34,7 +37,7 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MAX_FLOAT32:
         raise _wrong(name, "float32")
     return float(value)
 
@@ -63,10 +66,12 @@ def _wrong(name: str, kind: str, words: str | None = None) -> InvalidRequestErro
 Read = Callable[[str, Any], Any]
 _TYPES: dict[type, Read] = {int: _integer, float: _number, bool: _boolean}
 _DEFAULTS = {name: getattr(Sampling(), name) for name in Sampling.__struct_fields__}
+# What the server says itself: where a prompt may be cut, what else would change the form of an answer.
+_OURS = {"n", "boundaries", "trace", "start_after", "outside", "on_full", "shift_keep", "add_special", "parse_special"}
 # Ollama's name: how it is read
 _REQUEST: dict[str, Read] = {
     **{name: _TYPES.get(type(default), _any) for name, default in _DEFAULTS.items()},
-    **dict.fromkeys(sorted(set(RequestOptions.__struct_fields__) - {"stop", "max_tokens"}), _any),
+    **dict.fromkeys(sorted(set(RequestOptions.__struct_fields__) - _OURS), _any),
     "seed": _integer,
     "stop": _strings,
     "num_predict": _integer,
@@ -101,7 +106,9 @@ def translate(options: Mapping[str, Any]) -> Parameters:
             _put_request(request, name, _REQUEST[name](name, value))
         else:
             ignored.append(name)
-    return Parameters(request, load, special.get("num_ctx") or None, special.get("num_keep"), tuple(ignored))
+    wanted = special.get("num_ctx", 0)
+    n_ctx = max(wanted, MIN_CONTEXT) if wanted else None
+    return Parameters(request, load, n_ctx, special.get("num_keep"), tuple(ignored))
 
 
 def _put_load(load: dict[str, Any], name: str, value: Any) -> None:

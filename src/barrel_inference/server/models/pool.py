@@ -81,6 +81,8 @@ class Pool:
         slot = self._slot(entry, embeddings)
         wanted = self.context(entry, n_ctx)
         began = self._timers.time()
+        if not slot.in_use:
+            slot.keep.forget()
         slot.keep.enter(keep_s)
         try:
             async with slot.gate.admit(record.current().client):

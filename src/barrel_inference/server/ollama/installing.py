@@ -53,9 +53,9 @@ class Installing:
     async def pull(self, request: Request) -> Response:
         body = await read(request, wire.TransferRequest)
         name = model_name(body)
-        record.current().model = name
         if parse_spec(name).scheme == "file" and not self._local_files:
             raise InvalidNameError("invalid model name: files are pulled on the machine of the server only")
+        record.current().model = name.partition("?")[0]  # a signed URL is a secret
         own_name = body.name if body.model and body.name != body.model else None  # ours: what to call it here
         return _progress(self._registry.pull(name, name=own_name, insecure=bool(body.insecure)), body.stream)
 

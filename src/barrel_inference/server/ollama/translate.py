@@ -76,7 +76,7 @@ def chat(request: wire.ChatRequest, found: Parameters) -> neutral.ChatRequest:
     return neutral.ChatRequest(
         model=request.model,
         messages=messages,
-        tools=tuple(request.tools or ()),
+        tools=tuple(_tool(each) for each in request.tools or ()),
         constraint=constraint(request.format),
         think=think(request.think),
         options=found.request,
@@ -101,6 +101,17 @@ def message(said: wire.ChatMessage, model: str) -> Message:
     )
 
 
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool.get("function", tool)
+    is_function = isinstance(function, dict) and isinstance(function.get("name"), str)
+    if not is_function or not isinstance(function.get("parameters") or {}, dict):
+        raise InvalidRequestError(
+            'tools: each is a function with a name, {"type": "function", "function": {"name", "parameters"}}',
+            option="tools",
+        )
+    return tool
+
+
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -108,8 +119,11 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         raise InvalidRequestError("tool_calls: arguments is a JSON object, not a string")
+    call_id = call.get("id") or ""
+    if not isinstance(call_id, str):
+        raise InvalidRequestError("tool_calls: an id is a string")
     named = {"name": function["name"], "arguments": arguments or {}}
-    return {"id": call.get("id") or "", "type": "function", "function": named}
+    return {"id": call_id, "type": "function", "function": named}
 
 
 def no_images(images: list[str] | None, model: str) -> None:
