@@ -43,7 +43,7 @@ def generate(**more: Any) -> tuple[str, dict[str, Any]]:
         (("/api/show", {}), "model is required"),
         (("/api/copy", {"source": "../x", "destination": "b"}), 'source "../x" is invalid'),
         (("/api/copy", {"source": "a", "destination": "/"}), 'destination "/" is invalid'),
-        (chat(messages=[{"role": "assistant", "tool_calls": [CALL | {"id": {}}]}]), "tool_calls: an id is a string"),
+        (chat(messages=[{"role": "assistant", "tool_calls": [CALL | {"id": [1]}]}]), "tool_calls: an id is a string"),
         (chat(messages=[{"role": "assistant", "tool_calls": [{"id": "x"}]}]), "tool_calls: each needs a function"),
         (chat(keep_alive=True), "keep_alive: Unsupported type: 'bool'"),
         (chat(options={"temperature": 10**400}), 'option "temperature" must be of type float32'),
