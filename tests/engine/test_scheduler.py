@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrel_inference.engine.scheduler import (
-    SMALL_CHUNK,
-    STEP_BUDGET_S,
+    GRAIN,
+    SMALL_STEP,
+    STEP_LIMIT_S,
     Costs,
     Feed,
     Limits,
@@ -112,13 +113,24 @@ def test_while_something_decodes_a_chunk_fits_the_time_budget(cost: float, n_dec
     for batch in run(views, LIMITS, Costs(cost)):
         tokens = sum(feed.n_tokens for feed in batch if feed.seq == 0)
         assert tokens <= LIMITS.chunk
-        assert tokens <= SMALL_CHUNK or tokens * cost <= STEP_BUDGET_S
+        assert tokens <= GRAIN or tokens * cost <= STEP_LIMIT_S
 
 
-def test_deep_in_a_context_small_chunks_give_way_to_whole_tiles() -> None:
-    """Measured at 2,000 tokens on a CPU: 64 rows take 0.48 s, and 32 take 0.5 s as well."""
-    assert Costs(prefill_s=0.0075, small_s=0.0075).chunk() == SMALL_CHUNK
-    assert Costs(prefill_s=0.0075, small_s=0.0156).chunk() == TILED_ROWS
+@pytest.mark.parametrize(
+    ("costs", "rows"),
+    [
+        (Costs(prefill_s=0.005, small_s=0.010), 80),
+        (Costs(prefill_s=0.007, small_s=0.012), TILED_ROWS),  # 0.45 s; as many small ones would take longer
+        (Costs(prefill_s=0.009, small_s=0.012), 32),
+        (Costs(prefill_s=0.009, small_s=0.020), GRAIN),
+        (Costs(prefill_s=0.100, small_s=0.100), GRAIN),
+        (Costs(prefill_s=0.009), GRAIN),  # what small ones cost is not known yet
+        (Costs(prefill_s=0.009, small_s=0.006), TILED_ROWS),  # read long ago, deep in another context
+        (Costs(prefill_s=0.004, small_s=0.010, decode_s=0.35), 16),
+    ],
+)
+def test_steps_beside_a_stream_are_small_only_when_a_tile_takes_too_long(costs: Costs, rows: int) -> None:
+    assert costs.rows() == rows
 
 
 def test_costs_of_small_and_tiled_steps_are_kept_apart() -> None:
@@ -128,11 +140,18 @@ def test_costs_of_small_and_tiled_steps_are_kept_apart() -> None:
 
 def test_a_long_prompt_beside_a_stream_takes_chunks_that_keep_the_gap_under_half_a_second() -> None:
     first = next(run([prompt(0, 2000), decoder(1)]))
-    assert first == [Feed(1, 1), Feed(0, 96)]  # 96 tokens at 250 a second: 0.38 s
+    assert first == [Feed(1, 1), Feed(0, 95)]  # 96 rows at 250 a second: 0.38 s
 
 
 def test_an_unknown_cost_starts_small() -> None:
-    assert next(run([prompt(0, 2000), decoder(1)], costs=Costs())) == [Feed(1, 1), Feed(0, SMALL_CHUNK)]
+    assert next(run([prompt(0, 2000), decoder(1)], costs=Costs())) == [Feed(1, 1), Feed(0, SMALL_STEP - 1)]
+
+
+@given(st.integers(1, 40))
+def test_rows_that_decode_count_so_that_no_tile_is_begun_for_a_few(n_decoding: int) -> None:
+    slow = Costs(prefill_s=0.006, small_s=0.01)
+    batch = plan([prompt(0, 2000), *(decoder(100 + i) for i in range(n_decoding))], LIMITS, slow)
+    assert sum(feed.n_tokens for feed in batch) == TILED_ROWS
 
 
 def test_short_prompts_fill_up_a_step_but_never_in_part() -> None:

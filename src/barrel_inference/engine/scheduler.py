@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS
 
-GRAIN = 16  # budgeted chunks are multiples of it
-SMALL_CHUNK = 32  # the least; below TILED_ROWS another attention kernel works, which is slow deep in a context
-SMALL_GAIN = 0.75  # a small chunk that takes more of a tile's time than this is not worth its throughput
-STEP_BUDGET_S = 0.4  # for a step in which others decode: their gap stays under 0.5 s
+GRAIN = 16  # budgeted steps are multiples of it
+SMALL_STEP = 32  # while nothing is known
+STEP_BUDGET_S = 0.4  # for a step in which others decode
+STEP_LIMIT_S = 0.47  # for one that is a single tile: smaller ones are slower by the token. Keeps gaps under 0.5 s
 EWMA_WEIGHT = 0.3
 
 
@@ -65,17 +65,23 @@ class Costs(NamedTuple):
         sample = self.prefill_part(n_prefill, n_decode, elapsed_s) / n_prefill
         if n_prefill + n_decode >= TILED_ROWS:
             return self._replace(prefill_s=_average(self.prefill_s, sample))
-        if n_prefill >= SMALL_CHUNK:
+        if n_prefill + n_decode >= GRAIN:
             return self._replace(small_s=_average(self.small_s, sample))
         return self  # too few to tell
 
-    def chunk(self) -> int:
-        """How many prompt tokens a step should read in which others decode."""
-        affordable = int((STEP_BUDGET_S - self.decode_s) / self.prefill_s) if self.prefill_s else 0
-        if affordable >= TILED_ROWS:
-            return affordable // GRAIN * GRAIN
-        is_small_quick = SMALL_CHUNK * self.small_s <= SMALL_GAIN * TILED_ROWS * self.prefill_s
-        return SMALL_CHUNK if is_small_quick else TILED_ROWS
+    def rows(self) -> int:
+        """How many tokens a step should take in which some sequences decode and a prompt is read. All count: one row
+        more than a tile costs attention a second tile."""
+        costs = [cost for cost in (self.prefill_s, self.small_s) if cost]
+        if not costs:
+            return SMALL_STEP
+        tiled_s, left_s = min(costs), STEP_BUDGET_S - self.decode_s
+        if left_s >= TILED_ROWS * tiled_s:
+            return int(left_s / tiled_s) // GRAIN * GRAIN
+        if self.decode_s + TILED_ROWS * tiled_s <= STEP_LIMIT_S:
+            return TILED_ROWS
+        affordable = int(left_s / self.small_s) if self.small_s else 0
+        return max(GRAIN, min(affordable, TILED_ROWS - 1) // GRAIN * GRAIN)
 
 
 def _average(old: float, new: float) -> float:
@@ -90,7 +96,7 @@ def plan(views: Iterable[View], limits: Limits, costs: Costs) -> list[Feed]:
     turn = sorted(views, key=lambda view: view.served)
     batch = [Feed(view.seq, 1) for view in turn if view.position >= view.end]
     solo = not batch
-    room = limits.solo_chunk if solo else min(costs.chunk(), limits.chunk, limits.n_batch - len(batch))
+    room = limits.solo_chunk if solo else _room_beside(len(batch), limits, costs)
     is_first = True
     for view in turn:
         if view.position >= view.end or not room:
@@ -102,6 +108,11 @@ def plan(views: Iterable[View], limits: Limits, costs: Costs) -> list[Feed]:
         room -= batch[-1].n_tokens
         is_first = False
     return batch
+
+
+def _room_beside(n_decode: int, limits: Limits, costs: Costs) -> int:
+    """For prompt tokens, in a step in which ``n_decode`` sequences decode."""
+    return min(max(costs.rows() - n_decode, GRAIN), limits.chunk, limits.n_batch - n_decode)
 
 
 def next_cut(view: View, chunk: int | None) -> int:
