@@ -117,6 +117,7 @@ async def test_a_larger_context_waits_for_who_uses_the_smaller_one() -> None:
         await settle()
         assert world.runtime.unloads == []
         assert lease.n_ctx == 512
+        assert world.loaded == {"a"}, "who runs is shown"
     await larger
     assert world.runtime.unloads == ["a:latest"]
 

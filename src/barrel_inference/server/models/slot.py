@@ -80,7 +80,8 @@ class Slot:
 
     @property
     def loaded(self) -> bool:
-        return self.model is not None and self._change is None and self.model.info().phase != "failed"
+        """It may be about to be loaded with a larger context, once nobody uses this one any more."""
+        return self.model is not None and self.model.info().phase != "failed"
 
     @property
     def in_use(self) -> bool:
@@ -92,7 +93,7 @@ class Slot:
         """The model with a context of at least ``n_ctx``, which stays as it is until the end. Raises what loading
         raises. ``hints``: load options that count if it is loaded for this request, and are no reason to load again.
         """
-        while not self.loaded or self.n_ctx < n_ctx:
+        while self._change is not None or not self.loaded or self.n_ctx < n_ctx:
             if self._change is None:
                 self._begin(self._reload(max(n_ctx, self.n_ctx), hints))
             await self._changed()
