@@ -179,8 +179,9 @@ def _chat_options(body: wire.ChatCompletionRequest) -> dict[str, Any]:
 def _refuse_unsupported(body: wire.ChatCompletionRequest) -> None:
     if not body.messages:
         raise InvalidRequestError("[] is too short - 'messages'", option="messages")
-    if body.audio is not None or set(body.modalities or ()) - {"text"}:
-        raise UnsupportedError("only text can be generated", option="modalities")
+    for name, asked in (("audio", body.audio), ("modalities", set(body.modalities or ()) - {"text"})):
+        if asked:
+            raise UnsupportedError("only text can be generated", option=name)
     if body.web_search_options is not None:
         raise UnsupportedError("this server does not search the web", option="web_search_options")
     if body.moderation is not None:
