@@ -89,6 +89,35 @@ def test_a_reference_to_the_root_becomes_a_definition() -> None:
     assert found["$defs"]["the_root"]["properties"]["children"]["items"] == {"$ref": "#/$defs/the_root"}
 
 
+CIRCLES: list[dict[str, Any]] = [
+    {"$ref": "#"},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}},
+    {"items": {"$ref": "#/$defs/0"}, "$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(200)}},
+]
+
+
+@pytest.mark.parametrize("circle", CIRCLES)
+def test_a_reference_that_leads_back_to_itself_is_named(circle: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError, match=r"reference '#.*' leads back to itself"):
+        schema.usable(circle)
+    assert "$ref" not in json.dumps(schema.arguments({"properties": {"a": {"$ref": "#/$defs/0"}}, **CIRCLES[3]}))[:99]
+
+
+def test_references_that_fan_out_take_no_time() -> None:
+    fan = {str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 9} for n in range(14)}
+    assert schema.usable({"$ref": "#/$defs/0", "$defs": {**fan, "14": {"type": "null"}}})["$ref"] == "#/$defs/0"
+
+
+def test_references_into_the_schema_survive_when_it_stands_inside_another() -> None:
+    """zod-to-json-schema writes what it sees for the second time in this way."""
+    place = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    found = schema.arguments({"$id": "http://x/y", "properties": {"from": place, "to": {"$ref": "#/properties/from"}}})
+    assert found["properties"]["to"] == {"$ref": "#/$defs/the_root_properties_from"}
+    assert found["$defs"] == {"the_root_properties_from": place}
+    assert "$id" not in found
+
+
 def test_limits() -> None:
     deep: dict[str, Any] = {}
     for _ in range(100):
@@ -105,6 +134,32 @@ def test_arguments_of_tools_are_closed_objects() -> None:
     assert schema.arguments({"properties": {"a": {}}})["additionalProperties"] is False
     assert schema.arguments({})["additionalProperties"] is True
     assert schema.arguments({"additionalProperties": {"type": "string"}})["additionalProperties"] == {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("hard", "left"),
+    [
+        ({"pattern": "^(?=a).*$"}, {}),
+        ({"pattern": r"\bword\b"}, {}),
+        ({"pattern": r"(a)\1"}, {}),
+        ({"pattern": "("}, {}),
+        ({"pattern": r"^\p{L}{1,3}$"}, {"pattern": r"^\p{L}{1,3}$"}),
+        ({"pattern": r"^\d{3}\{x\}$"}, {"pattern": r"^\d{3}\{x\}$"}),
+        ({"format": "uri-reference"}, {}),
+        ({"format": "date"}, {"format": "date"}),
+        ({"patternProperties": {"^a": {}, "b$": {}}}, {}),
+        ({"patternProperties": {"^a": {}}}, {"patternProperties": {"^a": {}}}),
+        ({"$ref": "#/$defs/nowhere"}, {}),
+        ({"$ref": "http://elsewhere/x"}, {}),
+    ],
+)
+def test_of_a_tools_schema_what_the_engine_does_not_know_is_left_out(hard: Any, left: Any) -> None:
+    assert schema.arguments({"properties": {"a": hard}})["properties"] == {"a": left}
+    assert schema.arguments({"properties": {"a": hard}}, strict=True)["properties"]["a"] == hard
+
+
+def test_what_is_required_without_being_listed_may_be_anything() -> None:
+    assert schema.arguments({"properties": {"a": {}}, "required": ["b"]})["properties"] == {"a": {}, "b": {}}
 
 
 def test_tools_bring_keywords_that_cannot_be_enforced() -> None:

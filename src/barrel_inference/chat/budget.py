@@ -47,13 +47,18 @@ class Budget:
 
     def step(self) -> None:
         """One turn of a loop or one call: it may make something small."""
-        self._made += _STEP
+        self._add(_STEP)
         self._tick()
 
     def _tick(self) -> None:
         self._steps += 1
         if self._steps % _STEPS_BETWEEN_CLOCKS == 0 and self._clock() > self._deadline:
             raise TemplateError(f"the chat template ran longer than {self._limits.seconds:g} s", timeout=True)
+
+    def _add(self, chars: int) -> None:
+        self._made += chars
+        if self._made > self._limits.made_chars:
+            raise TemplateError(f"the chat template made more than {self._limits.made_chars} characters in all")
 
     def size(self, chars: int) -> None:
         """Of one text, or of a value written out."""
@@ -63,9 +68,7 @@ class Budget:
     def make(self, chars: int) -> None:
         """A text or list of that size."""
         self.size(chars)
-        self._made += max(chars, 0)
-        if self._made > self._limits.made_chars:
-            raise TemplateError(f"the chat template made more than {self._limits.made_chars} characters in all")
+        self._add(max(chars, 0))
 
     def weigh(self, value: Any) -> int:
         """Characters of a value written out, about; what is in it twice counts twice."""

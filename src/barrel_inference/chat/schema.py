@@ -6,9 +6,11 @@ The grammar engine handles nearly every schema in use; here is what it does not 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from barrel_inference.chat.references import leads_in_a_circle, movable, references, resolved
 from barrel_inference.errors import SchemaError
 from barrel_inference.types import Constraint
 
@@ -81,6 +83,9 @@ _LOOSE_FORMATS = frozenset(
         "string",
     }
 )
+_FORMATS = _LOOSE_FORMATS | frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
+)
 _TRIVIAL: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "unevaluatedProperties": (True, {}),
@@ -109,18 +114,57 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 def arguments(schema: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
     """Of a tool's arguments: an object with the properties it names and no others. Agents bring their tools' schemas as
     they are, so without ``strict`` keywords that cannot be enforced are left out instead of refused."""
-    found = usable(schema if strict else _enforceable(schema))
+    found = usable(schema if strict else _enforceable(schema, schema))
     if "$ref" not in found:
-        found = {"type": "object"} | found
-        found.setdefault("additionalProperties", "properties" not in found)
-    return found | {"x-guidance": _SPACING}
+        found = _closed({"type": "object"} | found)
+    own = {key: value for key, value in found.items() if key not in ("$id", "$schema")}
+    return own | {"x-guidance": _SPACING if strict else _SPACING | {"coerce_one_of": True}}
 
 
-def _enforceable(schema: Any) -> Any:
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """What is required without being listed may be anything."""
+    listed, required = schema.get("properties"), schema.get("required")
+    if "additionalProperties" in schema or not isinstance(listed, dict):
+        return {"additionalProperties": "properties" not in schema} | schema
+    names = required if isinstance(required, list) else []
+    unlisted: dict[str, Any] = {name: {} for name in names if isinstance(name, str) and name not in listed}
+    return schema | {"properties": listed | unlisted, "additionalProperties": False}
+
+
+# Of regular expressions, what the grammar engine does not know: looking around, references back, bounds of words.
+_HARD_PATTERN = re.compile(r"\(\?<?[=!]|\\[1-9bBcGkZ]|(?<!\\)(?<!\\[pPu])\{(?!\d+(?:,\d*)?\})")
+
+
+def _enforceable(schema: Any, root: Mapping[str, Any]) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    kept = {key: value for key, value in schema.items() if key not in _NEVER}
-    return dict(_children(kept, lambda _, value: _enforceable(value)))
+    kept = {key: value for key, value in schema.items() if key not in _NEVER and not _is_hard(key, value, root)}
+    return dict(_children(kept, lambda _, value: _enforceable(value, root)))
+
+
+def _is_hard(key: str, value: Any, root: Mapping[str, Any]) -> bool:
+    match key, value:
+        case "format", str():
+            return value not in _FORMATS
+        case "pattern", str():
+            return not _is_known_pattern(value)
+        case "patternProperties", Mapping():
+            return len(value) > 1 or not all(map(_is_known_pattern, value))
+        case "$ref", str():
+            is_pointer = value == "#" or value.startswith("#/")
+            lost = resolved(root, value) is None if is_pointer else not value.startswith("#")
+            return lost or leads_in_a_circle(root, value)
+    return False
+
+
+def _is_known_pattern(pattern: str) -> bool:
+    if _HARD_PATTERN.search(pattern):
+        return False
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return "\\p" in pattern or "\\u{" in pattern  # which Python does not know
+    return True
 
 
 def usable(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
@@ -132,7 +176,10 @@ def usable(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
     if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
         raise SchemaError(f"the schema is longer than {MAX_SCHEMA_CHARS} characters")
     root = _rewritten(schema, "#", 0)
-    return _without_self_reference(root)
+    circle = next((each for each in references(root) if leads_in_a_circle(root, each)), None)
+    if circle is not None:
+        raise SchemaError(f"the JSON schema's reference {circle!r} leads back to itself", keyword="$ref")
+    return movable(root)
 
 
 def _rewritten(schema: Any, where: str, depth: int) -> Any:
@@ -271,28 +318,3 @@ _REWRITES = (
     _dependencies_as_choices,
     _within_exact_numbers,
 )
-
-
-def _without_self_reference(schema: dict[str, Any]) -> dict[str, Any]:
-    """``{"$ref": "#"}`` as a reference to a definition."""
-    if not _refers_to_root(schema):
-        return schema
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    root = {key: value for key, value in schema.items() if key not in shared}
-    definitions = {**shared.get("$defs", {}), "the_root": root}
-    renamed: dict[str, Any] = _renamed({**shared, "$defs": definitions, "$ref": "#/$defs/the_root"})
-    return renamed
-
-
-def _refers_to_root(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return value.get("$ref") == "#" or any(map(_refers_to_root, value.values()))
-    return isinstance(value, list) and any(map(_refers_to_root, value))
-
-
-def _renamed(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            key: "#/$defs/the_root" if key == "$ref" and each == "#" else _renamed(each) for key, each in value.items()
-        }
-    return [_renamed(each) for each in value] if isinstance(value, list) else value

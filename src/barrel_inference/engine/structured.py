@@ -203,4 +203,6 @@ def _check(matcher: Any) -> None:
 def _reason(text: str) -> str:
     """What matters of llguidance's many lines: the first, and what the regex parser found."""
     lines = [line.strip() for line in text.strip().splitlines()] or ["unknown reason"]
+    if lines[0].startswith("NoExtensionBias"):
+        return "nothing can be written that it allows"
     return " ".join([lines[0], *(line for line in lines[1:] if line.startswith("error:"))])
