@@ -21,6 +21,7 @@ Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Factor = Annotated[float, Meta(ge=0, le=1e12)]  # bounds keep nan and infinity out
+ApiKey = Annotated[str, Meta(pattern=r"^[!-~]{8,}\Z")]  # what an HTTP header carries as it is
 LoraScale = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 BLOCK_TOKENS = 64
@@ -64,7 +65,7 @@ class ContextOpts(Options, frozen=True):
     rope_freq_base: Factor = 0.0  # 0 = the model's; these four change KV bytes and enter the namespace
     rope_freq_scale: Factor = 0.0
     rope_scaling: Literal["none", "linear", "yarn", "longrope"] | None = None
-    yarn_orig_ctx: Natural = 0
+    yarn_orig_ctx: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 
 class Policy(Options, frozen=True):
@@ -143,7 +144,7 @@ class ServerOptions(Options, frozen=True):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
-    api_keys: tuple[Annotated[str, Meta(min_length=8)], ...] = ()
+    api_keys: tuple[ApiKey, ...] = ()
     insecure_no_auth: bool = False  # allows an address that others can reach without keys
     origins: tuple[str, ...] = ()  # web pages that may ask, beside those of this machine; * within
     hosts: tuple[str, ...] = ()  # Host names that are ours, beside this machine's
@@ -153,6 +154,7 @@ class ServerOptions(Options, frozen=True):
     max_nesting: Positive = 64  # of JSON
     max_connections: Natural = 2048  # open at a time
     read_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0  # for a client to send its head, or more of its body
+    write_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0  # for a client to read more of its answer
     keep_alive_default_ms: Annotated[int, Meta(ge=-1, le=2**53)] = 300_000  # -1: models stay loaded
     v1_keep_alive: bool = False  # whether keep_alive in requests to /v1 counts
     ping_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0  # of silence in a stream, then clients are told to wait on
@@ -176,12 +178,12 @@ class RegistryOpts(Options, frozen=True):
     ollama_endpoint: str | None = None  # stands in for https://registry.ollama.ai (a mirror)
     registry_credentials: dict[str, str] = {}  # host[:port] -> "user:password", for OCI registries
     allow_private: bool = False  # pull from loopback, private and link-local addresses
-    connections: int = 4  # parallel ranges of one file
-    max_bytes_per_s: int = 0  # of one download; 0: no limit
-    stall_s: float = 30.0  # without a byte, a connection is given up and tried again
-    max_attempts: int = 6  # in a row without a byte of progress
-    part_keep_days: float = 14.0  # gc leaves younger unfinished downloads alone
-    max_context_size: int = 4096  # caps num_ctx of installed models
+    connections: Annotated[int, Meta(ge=1, le=64)] = 4  # parallel ranges of one file
+    max_bytes_per_s: Natural = 0  # of one download; 0: no limit
+    stall_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0  # without a byte, a connection is given up and tried again
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 6  # in a row without a byte of progress
+    part_keep_days: Annotated[float, Meta(ge=0, le=36_500)] = 14.0  # gc leaves younger unfinished downloads alone
+    max_context_size: Positive = 4096  # caps num_ctx of installed models
 
 
 class RuntimeConfig(Options, frozen=True):
@@ -199,7 +201,7 @@ class RuntimeConfig(Options, frozen=True):
     policy: Policy = Policy()
     fingerprint_mode: FingerprintMode = "safe"
     exact: Exactness = "live"
-    ready_timeout_s: Seconds = 60.0  # of a loading worker, counted anew from each sign of progress
+    ready_timeout_s: Annotated[float, Meta(gt=0, le=1e9)] = 60.0  # of a loading worker, from each sign of progress
     janitor_interval_s: Annotated[float, Meta(gt=0, le=3600)] = 2.0
     pressure: PressureSource = "none"
     pressure_high: Fraction = 0.85

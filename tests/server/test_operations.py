@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from barrel_inference.server.app import Server, log_line
 from barrel_inference.server.http import openapi
 from barrel_inference.server.http.record import Record
+from tests.registry.weights import model as weights
 from tests.server.harness import RunningServer, until
 
 ASK = {"model": "stub", "prompt": "Hello", "stream": False, "options": {"num_predict": 4, "seed": 1}}
@@ -45,6 +46,20 @@ def test_metrics_count_requests_tokens_and_the_cache(server: RunningServer) -> N
     until(lambda: samples(server)["barrel_kv_lookups_total", ("model=stub:latest",)] >= 1)  # workers report a bit later
     assert any(name == "barrel_tier_used_bytes" for name, _ in now)
     assert not any("made-up-name" in label for _, labels in now for label in labels)
+
+
+def test_metrics_count_pulls_and_the_process(server: RunningServer, tmp_path: Path) -> None:
+    before = samples(server)
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(weights())
+    assert server.post("/api/pull", {"model": str(file), "stream": False})[0] == 200
+    assert server.post("/api/pull", {"model": "https://127.0.0.1:9/x.gguf", "stream": False})[0] == 502
+    now = samples(server)
+    for outcome in ("succeeded", "failed"):
+        pulls = ("barrel_pulls_total", (f"outcome={outcome}",))
+        assert now[pulls] == before[pulls] + 1
+    assert now["barrel_pulls_running", ()] == 0
+    assert now["process_resident_memory_bytes", ()] > 0
 
 
 def samples(server: RunningServer) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -12,11 +13,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from barrel_inference.chat.budget import Limits
+from barrel_inference.chat.template import Template
 from barrel_inference.config import ServerOptions
 from barrel_inference.errors import ConfigError
 from barrel_inference.server import failures
 from barrel_inference.server.serving import check_exposure
-from tests.server.harness import STUB, RunningServer
+from tests.server.harness import STUB, RunningServer, until
 
 KEY = "correct-horse-battery"
 CHAT = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "stream": False}
@@ -38,8 +41,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 def raw(server: RunningServer, *parts: bytes, pause_s: float = 0.0) -> bytes:
     """What comes back until the server closes or falls silent."""
-    where = urlsplit(server.url)
-    with socket.create_connection((where.hostname, where.port), timeout=15) as client:
+    with connected(server) as client:
         try:
             for part in parts:
                 client.sendall(part)
@@ -64,6 +66,21 @@ def test_dns_rebinding(server: RunningServer, host: str) -> None:
     answer = raw(server, head.encode())
     assert answer.startswith(b"HTTP/1.1 403")
     assert b"models" not in answer
+
+
+def test_dns_rebinding_where_nobody_needs_a_key(tmp_path: Path) -> None:
+    """Open to the network is not open to pages whose own name has come to mean this machine: Origin and Host agree."""
+    with RunningServer(tmp_path, host="0.0.0.0", insecure_no_auth=True, hosts=["llm.example.com"]) as running:
+        running.url = running.url.replace("0.0.0.0", "127.0.0.1")
+        for host, status in {"evil.example:80": 403, "barrel-inference:8080": 200, "llm.example.com": 200}.items():
+            assert running.request("GET", "/api/tags", host=host, origin=f"http://{host}")[0] == status
+
+
+def test_who_is_sent_away_is_told_why_in_the_words_of_the_dialect(server: RunningServer) -> None:
+    assert "server.hosts" in server.request("GET", "/api/tags", host="evil.example")[1]["error"]
+    _, answer, headers = server.exchange("GET", "/v1/models", origin="https://evil.example")
+    assert "server.origins" in json.loads(answer)["error"]["message"]
+    assert "access-control-allow-origin" not in headers
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:8080", "my.localhost", "192.168.0.7"])
@@ -197,6 +214,38 @@ def test_slow_loris(server: RunningServer) -> None:
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.parametrize(
+    ("request_", "then"),
+    [
+        (b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n", b"x"),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\r\n"),
+    ],
+)
+def test_what_drips_in_after_the_answer_does_not_hold_the_connection(
+    server: RunningServer, request_: bytes, then: bytes
+) -> None:
+    with connected(server) as client:
+        client.sendall(request_)
+        assert client.recv(65536).startswith(b"HTTP/1.1 ")
+        client.sendall(then)
+        until(lambda: not is_open(server, client))
+
+
+def connected(server: RunningServer) -> socket.socket:
+    where = urlsplit(server.url)
+    return socket.create_connection((where.hostname, where.port), timeout=15)
+
+
+def is_open(server: RunningServer, client: socket.socket) -> bool:
+    """As the server sees it."""
+    return client.getsockname() in {each.client for each in list(server.listener.server_state.connections)}
+
+
+def test_fields_behind_a_chunked_body(server: RunningServer) -> None:
+    head = b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+    assert raw(server, head + b"X-Y: z\r\n" * 5000).startswith(b"HTTP/1.1 431")
+
+
 def test_slow_bodies(server: RunningServer) -> None:
     head = b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n{"
     assert raw(server, head).startswith(b"HTTP/1.1 504")
@@ -290,11 +339,16 @@ def test_files_are_for_this_machine_only(tmp_path: Path) -> None:
             assert (status, "machine" in answer["error"]) == (400, True)
 
 
-def test_template_bombs(server: RunningServer) -> None:
-    """Endless, enormous, and reaching for the interpreter."""
+def test_template_bombs(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endless, enormous, and reaching for the interpreter. With little time, which is the processor's: the usual ten seconds
+    of it can be minutes on a busy machine."""
+    monkeypatch.setitem(Template.__init__.__kwdefaults__, "limits", Limits(seconds=0.5))
     for bomb in (
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{{ 'x' * 10**10 }}",
+        "{{ 'x'.center(10**10) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{% set a = namespace(b='x') %}{% for _ in range(60) %}{% set a.b = a.b ~ a.b %}{% endfor %}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
     ):

@@ -314,7 +314,7 @@ class Engine:
         self._counters[f"finished_{completion.finish_reason}"] += 1
         self._counters["generated_tokens"] += len(completion.tokens)
         self._sink.output(generation.request.id, msgspec.structs.replace(chunk, completion=completion))
-        log.info(
+        log.debug(
             "%s: %s after %d prompt tokens (%s, %d restored) and %d more in %.3f s",
             generation.request.id,
             completion.finish_reason,
@@ -329,7 +329,7 @@ class Engine:
         self._leave(generation, "finish")
         self._counters["failed"] += 1
         self._sink.failed(generation.request.id, error)
-        log.info("%s: %s: %s", generation.request.id, error.code, error)
+        log.debug("%s: %s: %s", generation.request.id, error.code, error)
 
     def _leave(self, generation: Generation, save: SaveReason) -> str | None:
         """Out of queue and sequence; the finish key of what the sequence holds."""

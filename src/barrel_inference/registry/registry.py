@@ -60,6 +60,7 @@ class Registry:
         tree = Root(root or default_root())
         self._ground = Ground(tree, Blobs(tree), Store(tree), options or RegistryOpts())
         self._pulls: dict[tuple[str, str, bool], Feed] = {}
+        self.pulls_ended = {"succeeded": 0, "failed": 0, "stopped": 0}  # by this process
 
     @classmethod
     def configured(cls, config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -> Registry:
@@ -78,6 +79,10 @@ class Registry:
     @property
     def options(self) -> RegistryOpts:
         return self._ground.options
+
+    @property
+    def pulls_running(self) -> int:
+        return sum(feed.is_running for feed in self._pulls.values())
 
     # ---- looking
 
@@ -234,13 +239,24 @@ class Registry:
         """
         from barrel_inference.registry.pull import pull
 
+        async def job(status: Any) -> None:
+            outcome = "stopped"
+            try:
+                await pull(self._ground, parsed, target, insecure, status)
+                outcome = "succeeded"
+            except Exception:
+                outcome = "failed"
+                raise
+            finally:
+                self.pulls_ended[outcome] += 1
+
         parsed, target = parse_spec(spec), parse_name(name) if name else name_of(spec)
         if parsed.scheme == "file":
             parsed = parsed._replace(location=str(absolute(Path(parsed.location))))
         key = (parsed.canonical, str(target), insecure)
         feed = self._pulls.get(key)
         if feed is None or not feed.is_running:
-            feed = Feed(lambda status: pull(self._ground, parsed, target, insecure, status))
+            feed = Feed(job)
             self._pulls[key] = feed
         async with contextlib.aclosing(feed.watch()) as events:
             try:

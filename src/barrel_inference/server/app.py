@@ -155,7 +155,8 @@ class Server:
         access = Access(
             keys=auth.Keys(options.api_keys),
             origins=auth.Origins(options.origins),
-            check_host=auth.is_loopback(options.host) or bool(options.hosts),
+            # A page that has made its own name mean this machine has no key
+            check_host=auth.is_loopback(options.host) or bool(options.hosts) or not options.api_keys,
             hosts=options.hosts,
             open_paths=frozenset(each.path for each in self.operations if each.open),
         )
@@ -191,7 +192,8 @@ class Server:
     async def _metrics_text(self) -> bytes:
         stats = await self._cache.stats()
         now = [Sample("requests_active", "Requests under way", self._active)]
-        return self.metrics.text([*now, *samples.of_models(self.pool.slots()), *samples.of_cache(stats)])
+        pulls = () if self._registry is None else samples.of_pulls(self._registry)
+        return self.metrics.text([*now, *samples.of_models(self.pool.slots()), *samples.of_cache(stats), *pulls])
 
 
 def _dialect(path: str) -> _Dialect:

@@ -1,9 +1,10 @@
-"""The numbers of now for ``/metrics``: models, queues, workers, tiers, and every counter of the workers. Pure."""
+"""The numbers of now for ``/metrics``: models, queues, workers, tiers, pulls, every counter of the workers. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from barrel_inference.registry import Registry
 from barrel_inference.server.http.metrics import Sample
 from barrel_inference.server.models.slot import Slot
 from barrel_inference.types import CacheStats
@@ -39,3 +40,9 @@ def of_cache(stats: CacheStats) -> Iterator[Sample]:
     for name, value in stats.counters.items():
         if name not in of_models_together:
             yield Sample(f"kv_{name}", "Of the janitor; see docs/kv-cache.md", value, counter=True)
+
+
+def of_pulls(registry: Registry) -> Iterator[Sample]:
+    yield Sample("pulls_running", "Downloads of models under way", registry.pulls_running)
+    for outcome, count in registry.pulls_ended.items():
+        yield Sample("pulls", "Downloads of models that have ended", count, (("outcome", outcome),), counter=True)

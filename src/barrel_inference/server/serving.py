@@ -81,7 +81,11 @@ class Listener(uvicorn.Server):
         runtime: AsyncRuntime,
         listening: Callable[[str], None] = lambda url: None,
     ) -> None:
-        protocol = guarded(max_header_bytes=options.max_header_bytes, head_timeout_s=options.read_timeout_s)
+        protocol = guarded(
+            max_header_bytes=options.max_header_bytes,
+            head_timeout_s=options.read_timeout_s,
+            write_timeout_s=options.write_timeout_s,
+        )
         super().__init__(
             uvicorn.Config(
                 server.asgi,

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 def main() -> None:
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("barrel_inference").setLevel(logging.DEBUG)  # the runtime, which relays it, has the last word
     die_with_parent()
     channel: BlockingChannel[Down] = BlockingChannel(socket.socket(fileno=int(sys.argv[1])), Down)
     try:

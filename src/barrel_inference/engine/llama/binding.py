@@ -27,7 +27,8 @@ _NO_ROTATION = "LLAMA_ATTN_ROT_DISABLE"  # quantised KV is rotated unless this i
 
 
 class LogTail:
-    """The last lines llama.cpp complained with: the only place where it says why a call failed."""
+    """The last lines llama.cpp complained with: the only place where it says why a call failed. Its warnings are no
+    news until then: it warns at each load of what we mean (the sum of all sequences' contexts, no pooling)."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=20)
@@ -44,7 +45,7 @@ class LogTail:
             return
         with self._lock:
             self._lines.append(text.strip())
-        _log.log(logging.WARNING if level == _ERROR else logging.INFO, "%s", text.strip())
+        _log.log(logging.WARNING if level == _ERROR else logging.DEBUG, "%s", text.strip())
 
     def clear(self) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -31,6 +31,7 @@ class Sample(NamedTuple):
 class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)  # the server's own memory, descriptors and time, where /proc tells
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"barrel_{name}", text, labels, registry=self._registry)

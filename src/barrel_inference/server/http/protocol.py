@@ -1,4 +1,5 @@
-"""The connection below the application: how long and how large the head of a request may be, how many are open.
+"""The connection below the application: how long and how large the head of a request may be, and how long a client may
+neither ask nor read.
 
 Owned by uvicorn, one instance a connection.
 """
@@ -16,18 +17,24 @@ _TOO_LARGE = (
 )
 
 
-def guarded(*, max_header_bytes: int, head_timeout_s: float) -> type[HttpToolsProtocol]:
+def guarded(*, max_header_bytes: int, head_timeout_s: float, write_timeout_s: float) -> type[HttpToolsProtocol]:
     """uvicorn's protocol with these limits; it is given to uvicorn as a class."""
-    limits = {"max_header_bytes": max_header_bytes, "head_timeout_s": head_timeout_s}
+    limits = {
+        "max_header_bytes": max_header_bytes,
+        "head_timeout_s": head_timeout_s,
+        "write_timeout_s": write_timeout_s,
+    }
     return type("LimitedHttp", (GuardedHttp,), limits)
 
 
 class GuardedHttp(HttpToolsProtocol):
     """A connection that does not finish the head of its first request in time is closed; later ones are under
-    uvicorn's keep-alive timer until they begin, and under this one from then on."""
+    uvicorn's keep-alive timer until anything comes, and under this one from then on. One whose client does not read
+    its answer is closed too: what it asked for holds a place of the model."""
 
     max_header_bytes: ClassVar[int]
     head_timeout_s: ClassVar[float]
+    write_timeout_s: ClassVar[float]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -35,6 +42,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._named_bytes = 0  # of what the parser has named: path and fields
         self._in_head = True
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -42,6 +50,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._read_on()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -50,6 +59,16 @@ class GuardedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > self.max_header_bytes:
             self._refuse_head()
+        if self._deadline is None and self.cycle is not None and self.cycle.response_complete:
+            self._arm()  # empty lines, or more of a body that was answered already: uvicorn's timer has ended with them
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._read_on()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -65,12 +84,11 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._named_bytes += len(name) + len(value)
+        self._check_named()  # also fields behind a chunked body
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._named_bytes > self.max_header_bytes:  # it came whole, maybe with a body behind it
-            self._refuse_head()
-            raise ValueError("request head too large")  # ends the parsing
+        self._check_named()
         self._in_head = False
         self._disarm()
         super().on_headers_complete()
@@ -79,10 +97,24 @@ class GuardedHttp(HttpToolsProtocol):
         if not self.transport.is_closing():
             super().send_400_response(msg)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """No line in the log: to answer as if nothing had been offered is what HTTP asks for."""
+
+    def _check_named(self) -> None:
+        """It may have come whole, even with a body behind it."""
+        if self._named_bytes > self.max_header_bytes:
+            self._refuse_head()
+            raise ValueError("request head too large")  # ends the parsing
+
     def _refuse_head(self) -> None:
         if not self.transport.is_closing():
             self.transport.write(_TOO_LARGE)
             self.transport.close()
+
+    def _read_on(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _arm(self) -> None:
         self._disarm()
