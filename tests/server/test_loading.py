@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from barrel_inference.config import ServerOptions
-from barrel_inference.errors import ModelNotFoundError
+from barrel_inference.errors import ModelNotFoundError, PullError
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.service import ModelService
 from tests.server.harness import STUB, RunningServer, until
@@ -53,6 +53,8 @@ class Shelf:
         return []
 
     async def pull(self, name: str) -> None:
+        if name in ("missing", "broken"):
+            raise PullError("no", status=404 if name == "missing" else 500)
         self.pulled.append(name)
 
 
@@ -64,6 +66,10 @@ async def test_an_unknown_model_is_pulled_only_when_wanted() -> None:
     service = ModelService(shelf, pool, ServerOptions(), shelf.pull)  # type: ignore[arg-type]
     assert [(await service.find("new")).name, (await service.find("new")).name] == ["new", "new"]
     assert shelf.pulled == ["new"]
+    with pytest.raises(ModelNotFoundError):
+        await service.find("missing")
+    with pytest.raises(PullError):
+        await service.find("broken")
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages"])

@@ -15,7 +15,7 @@ import msgspec
 
 from barrel_inference.chat import steady
 from barrel_inference.config import ServerOptions
-from barrel_inference.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
+from barrel_inference.errors import InvalidRequestError, ModelNotFoundError, PullError, UnsupportedError
 from barrel_inference.server import chat, insert, limits
 from barrel_inference.server.failures import ShuttingDownError
 from barrel_inference.server.http import record
@@ -135,7 +135,12 @@ class ModelService:
         except ModelNotFoundError:
             if self._pull is None:
                 raise
-        await self._pull(name)
+        try:
+            await self._pull(name)
+        except PullError as error:
+            if error.details.get("status") != 404:
+                raise
+            raise ModelNotFoundError(f"model '{name}' not found: {error}", model=name) from None
         return self.catalog.resolve(name)
 
     @asynccontextmanager
