@@ -340,8 +340,8 @@ def test_files_are_for_this_machine_only(tmp_path: Path) -> None:
 
 
 def test_template_bombs(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Endless, enormous, and reaching for the interpreter. With little time, which is the processor's: the usual ten seconds
-    of it can be minutes on a busy machine."""
+    """Endless, enormous, and reaching for the interpreter. With little time, which is the processor's: the usual ten
+    seconds of it can be minutes on a busy machine."""
     monkeypatch.setitem(Template.__init__.__kwdefaults__, "limits", Limits(seconds=0.5))
     for bomb in (
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
