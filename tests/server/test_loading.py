@@ -86,6 +86,14 @@ def test_a_worker_killed_while_it_loads_is_worth_another_try(tmp_path: Path, pat
             assert "the worker died while loading (killed by signal 9" in text
 
 
+def test_so_is_a_load_that_takes_too_long(tmp_path: Path) -> None:
+    models = {"stub": {**STUB, "stub": {"load_s": 60.0}}}
+    with RunningServer(tmp_path, models=models, runtime={"ready_timeout_s": 0.2}) as server:
+        status, text, headers = server.exchange("POST", "/api/chat", CHAT)
+        assert (status, text) == (503, '{"error":"the worker showed no progress for 0.2 s"}')
+        assert headers["retry-after"] == "1"
+
+
 def test_a_load_that_the_worker_refuses_is_not(tmp_path: Path) -> None:
     models = {"stub": {**STUB, "stub": {"fail_load": "no such thing"}}}
     with RunningServer(tmp_path, models=models) as server:

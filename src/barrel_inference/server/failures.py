@@ -71,9 +71,10 @@ class ShuttingDownError(BarrelError):
 
 
 def status(error: BarrelError) -> int:
-    """A worker that died before it was ready is as little the request's fault as one that died on others: try again."""
-    died_loading = error.code == "load_failed" and error.details.get("died")
-    return 503 if died_loading else _STATUS.get(error.code, INTERNAL)
+    """A worker that died or stalled before it was ready is as little the request's fault as one that died later."""
+    if error.code == "load_failed" and (error.details.get("died") or error.details.get("stalled")):
+        return 503
+    return _STATUS.get(error.code, INTERNAL)
 
 
 def headers(error: BarrelError) -> dict[str, str]:

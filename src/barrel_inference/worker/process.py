@@ -146,7 +146,8 @@ class Life:
         ready_timeout_s: float,
         on_progress: Callable[[Progress], None],
     ) -> tuple[Life, ModelInfo]:
-        """Raises what the worker answered, or LoadError when it stalled, broke the protocol or died (``died=True``)."""
+        """Raises what the worker answered, or LoadError when it stalled (``stalled=True``), broke the protocol or died
+        (``died=True``)."""
         try:
             process, sock = WorkerProcess.spawn(options.id, command)
         except OSError as error:
@@ -177,7 +178,7 @@ async def _until_ready(
             async with asyncio.timeout(timeout_s):
                 batch = await channel.receive()
         except TimeoutError:
-            raise _load_error(process, f"the worker showed no progress for {timeout_s:g} s") from None
+            raise _load_error(process, f"the worker showed no progress for {timeout_s:g} s", stalled=True) from None
         except ChannelError as error:
             raise _load_error(process, f"the worker broke the protocol: {error}") from error
         if batch is None:
