@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from barrel_inference.kvcache.chain import rest_key
 from barrel_inference.kvcache.lookup import Found, find
-from barrel_inference.kvcache.store import Store
+from barrel_inference.kvcache.record import Record, encode
+from barrel_inference.kvcache.store import Shape, Store
 from barrel_inference.kvcache.tier import Tier
 from tests.kvcache.harness import spec
-from tests.kvcache.objects import NAMESPACE, put, store
+from tests.kvcache.objects import NAMESPACE, put, records, store
 
 TOKENS = list(range(300))
 
@@ -100,3 +103,35 @@ def test_a_damaged_lender_is_given_up_and_another_taken(tmp_path: Path) -> None:
     assert (found.length, found.blocks[-1].name) == (80, short)
     assert again.counters["corrupt"] == 1
     assert not path.exists()
+
+
+def add(disk: Tier, of: Record, **changes: object) -> None:
+    made = dataclasses.replace(of, **changes)  # type: ignore[arg-type]
+    disk.put(NAMESPACE.hex(), made.name, [encode(made), bytes(made.payload_bytes)])
+
+
+@pytest.mark.parametrize(("provenance", "prefilled"), [("p", 128), ("g", 0)])
+def test_what_goes_on_from_a_generated_state_is_not_as_if_prefilled(
+    tmp_path: Path, provenance: str, prefilled: int
+) -> None:
+    """Whatever the blocks before it: ``exact="cold"`` must not get what such a run saves."""
+    disk = tier(tmp_path)
+    put(disk, TOKENS[:128])
+    parent = records(TOKENS[:128])[1].key
+    key = rest_key("state", parent, b"")
+    state = {"kind": "state", "parent": parent, "key": key, "first": 128, "tokens": b"", "provenance": provenance}
+    add(disk, records(TOKENS[:128])[1], **state)
+    found = look(store(disk, shape=Shape(has_blocks=True, n_swa=0, has_state=True)), TOKENS)
+    assert (found.length, found.prefill_end) == (128, prefilled)
+
+
+@pytest.mark.parametrize(("provenance", "prefilled"), [("p", 128), ("g", 64)])
+def test_what_goes_on_from_a_generated_window_is_not_as_if_prefilled(
+    tmp_path: Path, provenance: str, prefilled: int
+) -> None:
+    disk = tier(tmp_path)
+    put(disk, TOKENS[:128])
+    for record, own in zip(records(TOKENS[:128]), ("p", provenance), strict=True):
+        add(disk, record, kind="window", provenance=own)
+    found = look(store(disk, shape=Shape(has_blocks=True, n_swa=100, has_state=False)), TOKENS)
+    assert (found.length, found.prefill_end) == (128, prefilled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import random
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from barrel_inference.kvcache.admin.content import verify
-from barrel_inference.kvcache.record import FIXED, header_bytes
+from barrel_inference.kvcache.chain import pack_tokens
+from barrel_inference.kvcache.record import FIXED, decode, encode, header_bytes
 from barrel_inference.kvcache.tier import Medium, Tier
 from tests.kvcache.fake_backend import FakeBackend
 from tests.kvcache.harness import Runner, open_on, open_with_medium, options, same, spec
@@ -102,6 +104,44 @@ def test_mistake_05_an_object_under_another_name(tmp_path: Path) -> None:
         backend = FakeBackend()
         cold = Runner(backend, open_on(backend, options())).run(prompt)
         assert same(again.run(prompt, cache="read"), cold)
+    assert again.checkpoints.counters["corrupt"] == 1
+
+
+@pytest.mark.parametrize("what", ["folder", "link", "fifo"])
+def test_mistake_05_no_file_in_the_place_of_an_object(tmp_path: Path, what: str) -> None:
+    """It is moved away like a damaged one, and its place is free again."""
+    whole = runner(tmp_path).run(PROMPT)
+    victim = objects(tmp_path)[3]
+    data = victim.read_bytes()
+    victim.unlink()
+    if what == "folder":
+        victim.mkdir()
+    elif what == "fifo":
+        os.mkfifo(victim)
+    else:
+        (tmp_path / "elsewhere").write_bytes(data)
+        victim.symlink_to(tmp_path / "elsewhere")
+    again = runner(tmp_path)
+    answer = again.run(PROMPT)
+    assert same(answer, whole)
+    assert answer.restored < len(PROMPT) - 1
+    assert again.checkpoints.counters["corrupt"] == 1
+    assert again.run(PROMPT).restored == len(PROMPT) - 1
+    assert again.checkpoints.counters["corrupt"] == 1
+
+
+def test_mistake_05_another_s_tokens_under_the_same_key(tmp_path: Path) -> None:
+    """As if two prompts had one hash: name, key and checksums are right, only the tokens are not."""
+    whole = runner(tmp_path).run(PROMPT)
+    victim = next(path for path in objects(tmp_path) if decode(path.read_bytes()).first == 192)
+    data = victim.read_bytes()
+    record = decode(data)
+    other = dataclasses.replace(record, tokens=pack_tokens(range(300, 364)))
+    victim.write_bytes(encode(other) + data[record.header_bytes :])
+    again = runner(tmp_path)
+    answer = again.run(PROMPT, cache="read")
+    assert same(answer, whole)
+    assert answer.restored == 192
     assert again.checkpoints.counters["corrupt"] == 1
 
 

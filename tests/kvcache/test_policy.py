@@ -81,6 +81,7 @@ def test_score_orders_by_worth() -> None:
     assert score(1, 0, 3, 10) > score(1, 0, 0, 10)
     assert score(1, HALF_LIFE_S, 0, 10) == pytest.approx(score(1, 0, 0, 10) / 2)
     assert score(1, 0, 100, 10) == score(1, 0, 8, 10)
+    assert score(1, -HALF_LIFE_S, 0, 10) == score(1, HALF_LIFE_S, 0, 10), "the clock was set back since"
 
 
 def stored(parent: int, key: int, *, used_at: float = 0.0, namespace: str = "n", size: int = 10) -> Stored:
@@ -118,6 +119,27 @@ def test_fresh_ones_stay_and_orphans_go_first() -> None:
         flat, 100, now=100, facts=lambda one: Facts(1.0, 64 * (one.name.parent != f"{0:032x}")), hits={}, fresh_s=10
     )
     assert names(chosen) == [3, 1]
+
+
+def test_what_is_dated_in_the_future_is_not_fresh() -> None:
+    """The clock was set back since: it must not stay until the clock is there again."""
+    flat = [stored(0, 1, used_at=1e9), stored(0, 2, used_at=95)]
+    assert names(victims(flat, 100, now=100, facts=lambda one: Facts(1.0, 0), hits={}, fresh_s=10)) == [1]
+
+
+def test_what_is_fresh_does_not_displace_what_is_pinned_or_hit_and_worth_more() -> None:
+    key = {i: f"{i:032x}" for i in range(5)}
+    flat = [stored(0, 1), stored(0, 2), stored(0, 3), stored(0, 4, used_at=HALF_LIFE_S)]
+    chosen = victims(
+        flat,
+        100,
+        now=HALF_LIFE_S,
+        facts=lambda one: Facts(1.0, 0),
+        hits={key[2]: 8},
+        pinned={key[3]},
+        fresh_s=10,
+    )
+    assert names(chosen) == [1], "the fourth is the fresh one; the second was hit"
 
 
 def test_no_namespace_falls_below_its_floor() -> None:

@@ -173,3 +173,13 @@ def test_memory_is_reused_and_bounded() -> None:
     memory.give(first)
     again = memory.take(50_000)
     assert again is first
+
+
+def test_memory_that_the_system_has_not_is_none() -> None:
+    """mmap says so with an OSError; a number too large for it with another error."""
+    memory = Memory()
+    assert memory.take(1 << 60) is None
+    assert memory.take(1 << 80) is None
+    small = memory.take(100)
+    assert small is not None
+    memory.give(small)

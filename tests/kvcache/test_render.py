@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,22 @@ def test_what_another_process_forgot_is_forgotten(tmp_path: Path) -> None:
     for path in tmp_path.glob("6-*"):
         path.unlink()
     assert memory.match("abcdefg") == (3, (1,))
+
+
+def test_a_shelf_that_leads_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for i in range(5):
+        (tmp_path / "mine" / f"letter {i}").write_text("precious")
+    (tmp_path / "shelf").symlink_to(tmp_path / "mine")
+    shelf = Shelf(tmp_path / "shelf", max_files=1)
+    assert not shelf.put("text", b"said")
+    assert shelf.names == []
+    assert len(list((tmp_path / "mine").iterdir())) == 5
+
+
+def test_what_is_no_file_on_a_shelf_is_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    shelf = Shelf(tmp_path)
+    assert [shelf.get(name) for name in ("fifo", "endless", "folder")] == [None] * 3

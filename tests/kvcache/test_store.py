@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -93,6 +94,17 @@ def test_a_tier_that_is_gone_is_an_empty_one(tmp_path: Path) -> None:
     assert one.tokens_behind(names[2].key) == tuple(TOKENS)
 
 
+def test_a_chain_that_bites_its_tail_stands_for_nothing(tmp_path: Path) -> None:
+    """Only by hand: as whoever imports it, so that a parent key would be followed for ever."""
+    tier = Tier(spec(tmp_path))
+    template = records(TOKENS[:128])[1]
+    a, b = b"a" * 32, b"b" * 32
+    for key, parent in ((a, b), (b, a)):
+        made = dataclasses.replace(template, key=key, parent=parent)
+        tier.put(NAMESPACE.hex(), made.name, [encode(made), bytes(made.payload_bytes)])
+    assert store(tier).tokens_behind(a.hex()) is None
+
+
 @pytest.mark.parametrize("at", range(0, 400, 7))
 def test_any_flipped_bit_of_a_header_is_found_once(tmp_path: Path, at: int) -> None:
     tier = Tier(spec(tmp_path))
@@ -114,6 +126,7 @@ def test_a_corrupt_object_that_cannot_be_moved_is_never_tried_again(tmp_path: Pa
     (name,) = put(tier, TOKENS[:64])
     one = store(tier)
     (tmp_path / "quarantine").rmdir()
+    (tmp_path / "quarantine").touch()
     one.lost(tier, name, corrupt=True)
     assert tier.has(NAMESPACE.hex(), name)
     one.index(tier).refresh_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 
 from barrel_inference.errors import ConfigError, TierUnusableError
 from barrel_inference.kvcache.quota import Quota
-from barrel_inference.kvcache.record import Name
-from barrel_inference.kvcache.tier import STALE_TMP_S, Medium, NoRoomError, Tier, probe
+from barrel_inference.kvcache.record import CorruptError, Name
+from barrel_inference.kvcache.tier import NS_HEX, SHELVES, STALE_TMP_S, Medium, NoRoomError, Tier, probe
 from tests.kvcache.harness import spec
 
 NS = "ab" * 32
@@ -55,7 +56,11 @@ def test_what_is_no_file_neither_blocks_nor_is_followed(tmp_path: Path) -> None:
     assert tier.read(NS, name(1), [memoryview(bytearray(8))]) == 0
     path.unlink()
     path.symlink_to("/dev/zero")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(CorruptError, match="not a file"):
+        tier.read(NS, name(1), [memoryview(bytearray(8))])
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CorruptError, match="not a file"):
         tier.read(NS, name(1), [memoryview(bytearray(8))])
 
 
@@ -130,6 +135,8 @@ def test_dead_writers_leave_nothing(tmp_path: Path) -> None:
     assert tier.sweep(now) == 0
     assert tier.sweep(now + STALE_TMP_S + 1) == 1
     assert not left.exists()
+    left.write_bytes(b"of a clock that was set back since")
+    assert tier.sweep(left.stat().st_mtime - STALE_TMP_S - 1) == 1
 
 
 def test_quarantine_is_bounded(tmp_path: Path) -> None:
@@ -139,6 +146,65 @@ def test_quarantine_is_bounded(tmp_path: Path) -> None:
         tier.quarantine(NS, name(i))
     assert len(list((tmp_path / "quarantine").iterdir())) == 32
     assert tier.quota.used() == 32 * 4096 == tier.allocated()
+
+
+def test_what_cannot_be_removed_from_quarantine_hinders_nobody(tmp_path: Path) -> None:
+    """Nor does another worker that removes the same file."""
+    tier = Tier(spec(tmp_path))
+    (tmp_path / "quarantine" / "0").mkdir()
+    for i in range(40):
+        tier.put(NS, name(i), [b"x"])
+        tier.quarantine(NS, name(i))
+    assert not any(tier.has(NS, name(i)) for i in range(40))
+    shutil.rmtree(tmp_path / "quarantine")
+    tier.put(NS, name(1), [b"x"])
+    tier.quarantine(NS, name(1))
+    assert [path.name.partition(".")[2] for path in (tmp_path / "quarantine").iterdir()] == [name(1).file]
+
+
+@pytest.mark.parametrize("folder", ["tmp", "quarantine", "pins"])
+def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path, folder: str) -> None:
+    """Old files are removed from it: they must be the tier's own."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "tier").mkdir()
+    (tmp_path / "tier" / folder).symlink_to(tmp_path / "mine")
+    with pytest.raises(TierUnusableError, match=f"{folder} is a symbolic link"):
+        Tier(spec(tmp_path / "tier"))
+
+
+@pytest.mark.parametrize("file", ["usage", "lock"])
+def test_a_counter_that_is_a_link_is_not_followed(tmp_path: Path, file: str) -> None:
+    (tmp_path / "mine").write_text("precious, and longer than a counter")
+    (tmp_path / "tier").mkdir()
+    (tmp_path / "tier" / file).symlink_to(tmp_path / "mine")
+    with pytest.raises((TierUnusableError, OSError)):
+        Tier(spec(tmp_path / "tier")).put(NS, name(1), [b"x"])
+    assert (tmp_path / "mine").read_text() == "precious, and longer than a counter"
+
+
+def test_a_link_takes_the_room_of_a_link(tmp_path: Path) -> None:
+    """What it leads to is neither counted nor given back."""
+    (tmp_path / "large").write_bytes(bytes(1 << 20))
+    tier = Tier(spec(tmp_path / "tier"))
+    for i in (1, 2):
+        tier.put(NS, name(i), [b"x"])
+    Path(tier.path(NS, name(2))).unlink()
+    Path(tier.path(NS, name(2))).symlink_to(tmp_path / "large")
+    assert tier.allocated() <= 2 * 4096
+    tier.remove(NS, name(2))
+    assert tier.quota.used() >= 4096
+    assert (tmp_path / "large").exists()
+
+
+def test_shelves_that_lead_elsewhere_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("precious")
+    tier = Tier(spec(tmp_path / "tier"))
+    tier.folder(NS).mkdir()
+    for shelf in SHELVES:
+        (tier.folder(NS) / shelf).symlink_to(tmp_path / "mine")
+    tier.forget(NS[:NS_HEX], None)
+    assert (tmp_path / "mine" / "letter").exists()
 
 
 def test_threads_never_pass_the_quota(tmp_path: Path) -> None:
@@ -177,6 +243,16 @@ def test_pins(tmp_path: Path) -> None:
     assert tier.unpin("a")
     assert not tier.unpin("a")
     assert tier.pinned() == {"2", "3"}
+
+
+def test_what_is_no_pin_pins_nothing(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    tier.pin("a", ["1"])
+    (tmp_path / "pins" / "torn").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "pins" / "folder").mkdir()
+    (tmp_path / "pins" / "endless").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pins" / "fifo")
+    assert "1" in tier.pinned()
 
 
 def test_probe_measures_and_leaves_nothing(tmp_path: Path) -> None:

@@ -95,6 +95,13 @@ def test_a_quota_that_refuses_is_asked_about_once(tmp_path: Path) -> None:
     assert one.writer.counters["saves_cold"] == before + 1
 
 
+def test_nothing_has_to_go_for_what_can_never_fit(tmp_path: Path) -> None:
+    one = Setup(tmp_path, quota_bytes=1024)
+    one.write(one.capture())
+    assert one.writer.counters["drops"] == 5
+    assert one.asked == []
+
+
 class Failing(Medium):
     def __init__(self, code: int) -> None:
         self.code: int | None = code

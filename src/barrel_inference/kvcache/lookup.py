@@ -253,6 +253,7 @@ class _Search:
         if at == 0:
             return Found(self._store.namespace, self._keys, self._packed, first_mismatch=mismatch)
         blocks = tuple(self._block_pieces(at)) if self._shape.has_blocks else ()
+        windows = tuple(self._window_pieces(at)) if self._shape.n_swa else ()
         state = self._states_at(at // BLOCK_TOKENS)[at] if self._shape.has_state else None
         piece = Piece(state[0], state[1], state[2].first, at, at, at) if state else None
         return Found(
@@ -261,10 +262,10 @@ class _Search:
             self._packed,
             at,
             blocks,
-            tuple(self._window_pieces(at)) if self._shape.n_swa else (),
+            windows,
             piece,
             state[2].payload_bytes if state else 0,
-            _prefill_end(at, blocks, piece),
+            _prefill_end(at, blocks, windows, piece),
             mismatch,
         )
 
@@ -285,13 +286,11 @@ class _Search:
                 yield window._replace(stop=min(window.last, at))
 
 
-def _prefill_end(at: int, blocks: tuple[Piece, ...], state: Piece | None) -> int:
-    if not blocks:
-        return at if state is not None and state.name.provenance == "p" else 0
-    for piece in blocks:
-        if piece.name.provenance != "p" or piece.stop != piece.last:
-            return piece.start
-    return at
+def _prefill_end(at: int, blocks: tuple[Piece, ...], windows: tuple[Piece, ...], state: Piece | None) -> int:
+    if state is not None and state.name.provenance != "p":
+        return 0
+    impure = (piece.start for piece in (*blocks, *windows) if piece.name.provenance != "p" or piece.stop != piece.last)
+    return min(impure, default=at)
 
 
 def _common_tokens(a: bytes, b: bytes) -> int:

@@ -5,8 +5,11 @@ Not in it: n_ctx, n_batch, n_seq_max, threads, paths. A tenant's salt enters the
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,6 +17,8 @@ import msgspec
 from barrel_inference.config import BLOCK_TOKENS
 from barrel_inference.kvcache.chain import digest
 from barrel_inference.kvcache.record import VERSION
+
+MAX_SMALL_BYTES = 16 << 20
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +46,23 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
         return digest(msgspec.json.encode(ordered, order="sorted"))
 
     def write(self, folder: Path) -> None:
-        """Leave a readable ``ns.json`` beside the blocks; existing ones stay."""
-        path = folder / "ns.json"
-        if not path.exists():
-            write_atomically(path, msgspec.json.format(msgspec.json.encode(self)))
+        """Leave a readable ``ns.json`` beside the blocks."""
+        path, data = folder / "ns.json", msgspec.json.format(msgspec.json.encode(self))
+        with suppress(OSError):
+            if read_small(path) == data:
+                return
+        write_atomically(path, data)
+
+
+def read_small(path: Path) -> bytes:
+    """One of the files beside the objects. OSError when it is none of ours: whatever else lies there neither blocks
+    (a FIFO) nor is followed (a link) nor fills the memory."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SMALL_BYTES:
+            raise OSError(errno.EINVAL, "not a small file", str(path))
+        return file.read(MAX_SMALL_BYTES)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -52,8 +70,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        temporary.touch(0o600)
-        temporary.write_bytes(data)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+            file.write(data)
         temporary.rename(path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -139,7 +139,7 @@ def is_worth(n_tokens: int, prefill_s_per_token: float, read_s: float) -> bool:
 
 def score(cost_s: float, idle_s: float, hits: float, n_bytes: int) -> float:
     """What a byte of an object is worth: seconds of prefill it saves, fading with disuse, growing with hits."""
-    recency: float = 2.0 ** -(max(0.0, idle_s) / HALF_LIFE_S)
+    recency: float = 2.0 ** -(abs(idle_s) / HALF_LIFE_S)  # used in the future: the clock was set back since
     return cost_s * recency * (1.0 + min(hits, MAX_HITS)) / max(1, n_bytes)
 
 
@@ -177,7 +177,8 @@ def victims(
     """Objects to remove, in order, until ``need_bytes`` are freed: leaves first, cheapest first, pinned ones last.
 
     Never what is ``protected`` because waiting requests need it, nor what was written or hit within ``fresh_s`` (the
-    end of a new chain is dropped rather than its head evicted), and no namespace below its floor (bytes).
+    end of a new chain is dropped rather than its head evicted, or what is pinned, or was hit and is worth more), and no
+    namespace below its floor (bytes).
     """
     entries = _tree(stored)
     held: dict[str, int] = {}
@@ -192,15 +193,22 @@ def victims(
         return entry.node in pinned, worth, entry.node
 
     def must_stay(entry: _Entry) -> bool:
-        is_needed = entry.node in protected or now - entry.used_at < fresh_s
-        return is_needed or held[entry.namespace] - entry.n_bytes < (floors or {}).get(entry.namespace, 0)
+        is_at_floor = held[entry.namespace] - entry.n_bytes < (floors or {}).get(entry.namespace, 0)
+        return entry.node in protected or is_at_floor
 
     leaves = [rank(entry) for entry in entries.values() if not entry.children]
     heapq.heapify(leaves)
+    is_any_fresh = False
     while leaves and need_bytes > 0:
-        entry = entries[heapq.heappop(leaves)[2]]
+        is_pinned, _, node = heapq.heappop(leaves)
+        entry = entries[node]
         if must_stay(entry):
             continue
+        if abs(now - entry.used_at) < fresh_s:
+            is_any_fresh = True
+            continue
+        if is_any_fresh and (is_pinned or hits.get(node)):
+            return
         yield from entry.objects
         need_bytes -= entry.n_bytes
         held[entry.namespace] -= entry.n_bytes

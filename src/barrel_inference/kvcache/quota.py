@@ -27,7 +27,7 @@ def allocation(n_bytes: int) -> int:
 @contextmanager
 def locked(path: Path, how: int) -> Iterator[int]:
     """Hold a flock on ``path`` (its own open file, so threads exclude each other too); BlockingIOError with LOCK_NB."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, how)
         yield fd

@@ -28,7 +28,8 @@ STALE_RATE_S = 60.0  # a tier measured slow is tried again after this
 
 
 class Memory:
-    """Reused buffers. ``take`` gives None when more than ``limit_bytes`` would be out. Any thread."""
+    """Reused buffers. ``take`` gives None when more than ``limit_bytes`` would be out, or the system has no more. Any
+    thread."""
 
     def __init__(self, limit_bytes: int = sys.maxsize) -> None:
         self._limit = limit_bytes
@@ -42,7 +43,10 @@ class Memory:
             if self._out + n_bytes > self._limit:
                 return None
             fitting = [buffer for buffer in self._idle if len(buffer) >= n_bytes]
-            buffer = min(fitting, key=len) if fitting else _allocate(n_bytes)
+            try:
+                buffer = min(fitting, key=len) if fitting else _allocate(n_bytes)
+            except (OSError, MemoryError, OverflowError):  # mmap says it with an OSError
+                return None
             if fitting:
                 self._idle = [idle for idle in self._idle if idle is not buffer]
             self._out += len(buffer)
@@ -108,10 +112,7 @@ class Reader:
                 return None
             self._arenas += 1
         assembly = Assembly(self._layout, found.length, found.window_first, found.state_bytes)
-        try:
-            buffer = self._memory.take(assembly.size)
-        except MemoryError:
-            buffer = None
+        buffer = self._memory.take(assembly.size)
         if buffer is None:
             with self._lock:
                 self._arenas -= 1

@@ -7,6 +7,7 @@ those tokens. One small file for each text on a Shelf beside the blocks. Any thr
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import struct
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import xxhash
 
 from barrel_inference.kvcache.chain import pack_tokens, unpack_tokens
-from barrel_inference.kvcache.namespace import write_atomically
+from barrel_inference.kvcache.namespace import read_small, write_atomically
 
 MAX_FILES = 4096
 MAX_BYTES = 64 << 20
@@ -41,7 +42,7 @@ class Shelf:
     only ever a help: a failing disk is told once, until it works again. Any thread."""
 
     def __init__(self, folder: Path, *, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> None:
-        """An unreadable folder is an empty shelf."""
+        """An unreadable folder is an empty shelf, and one that is a link (to what is not ours) stays so."""
         self._folder, self._max_files, self._max_bytes = folder, max_files, max_bytes
         self._lock = threading.Lock()
         self._files = _listed(folder)  # name: bytes; oldest first
@@ -58,6 +59,8 @@ class Shelf:
         if len(data) + CHECKSUM.size > min(MAX_FILE_BYTES, self._max_bytes):
             return False
         try:
+            if self._folder.is_symlink():
+                raise NotADirectoryError(errno.ENOTDIR, "a symbolic link")
             write_atomically(self._folder / name, CHECKSUM.pack(xxhash.xxh3_64_intdigest(data)) + data)
         except OSError as error:
             level = logging.DEBUG if self._is_failing else logging.WARNING
@@ -72,7 +75,7 @@ class Shelf:
     def get(self, name: str) -> bytes | None:
         """None when it is not there, or damaged; then it is removed."""
         try:
-            data = (self._folder / name).read_bytes()
+            data = read_small(self._folder / name)
         except OSError:
             data = b""
         if len(data) >= CHECKSUM.size:
@@ -169,12 +172,12 @@ def _listed(folder: Path) -> dict[str, int]:
     """Name to bytes of each file, oldest first."""
     found: list[tuple[int, str, int]] = []
     try:
-        entries = list(os.scandir(folder))
+        entries = [] if folder.is_symlink() else list(os.scandir(folder))
     except OSError:
         return {}
     for entry in entries:
         try:
-            stat = entry.stat()
+            stat = entry.stat(follow_symlinks=False)
         except OSError:  # another process forgot it
             continue
         found.append((stat.st_mtime_ns, entry.name, stat.st_size))

@@ -234,9 +234,12 @@ class Store:
             record = self._by_key(key[:NAME_HEX])
             while record is not None:
                 parts.append(record.tokens)
-                if record.first == 0:
+                first = record.first
+                if first == 0:
                     return unpack_tokens(b"".join(reversed(parts)))
                 record = self._by_key(short(record.parent))
+                if record is not None and (record.first >= first or record.first + record.count != first):
+                    return None  # made by hand: such a chain may have no end
         return None
 
     def _by_key(self, key: str) -> Record | None:

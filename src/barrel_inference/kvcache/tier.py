@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from barrel_inference.config import TierSpec
 from barrel_inference.errors import ConfigError, TierUnusableError
+from barrel_inference.kvcache.namespace import read_small, write_atomically
 from barrel_inference.kvcache.quota import Quota, allocation
-from barrel_inference.kvcache.record import Name, parse_name
+from barrel_inference.kvcache.record import CorruptError, Name, parse_name
 
 IOV_MAX = 512
 QUARANTINE_FILES = 32
@@ -31,6 +32,7 @@ STALE_TMP_S = 600.0
 PROBE_BYTES = 8 << 20
 NS_HEX = 32
 SHELVES = ("render", "turns")
+NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # a link, a folder or a socket where an object should be
 
 _serial = itertools.count()
 
@@ -103,7 +105,7 @@ class Tier:
             self._make_folders()
             self.quota.add(0)
             test = self._temporary()
-            test.write_bytes(b"")
+            test.touch(0o600, exist_ok=False)
             test.unlink()
         except OSError as error:
             reason = error.strerror or str(error)
@@ -113,7 +115,10 @@ class Tier:
 
     def _make_folders(self) -> None:
         for folder in ("tmp", "quarantine", "pins"):
-            (self.root / folder).mkdir(parents=True, exist_ok=True)
+            path = self.root / folder
+            path.mkdir(parents=True, exist_ok=True)
+            if path.is_symlink():  # what is old there is removed: it must be ours
+                raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a symbolic link", str(path))
 
     # ---- objects
 
@@ -124,7 +129,7 @@ class Tier:
         return f"{self.root}/{namespace[:NS_HEX]}/{name.shard}/{name.file}"
 
     def has(self, namespace: str, name: Name) -> bool:
-        return Path(self.path(namespace, name)).exists()
+        return os.path.lexists(self.path(namespace, name))
 
     def put(self, namespace: str, name: Name, parts: Sequence[memoryview | bytes]) -> bool:
         """Write and publish one object; False when it is already there. NoRoomError at the quota or on a full file
@@ -162,20 +167,25 @@ class Tier:
 
     def read(self, namespace: str, name: Name, places: Sequence[memoryview]) -> int:
         """Scatter a whole object into ``places``; bytes read, less when the file is shorter. OSError when it is gone
-        or unreadable."""
-        return self.medium.read(self.path(namespace, name), places)
+        or unreadable, CorruptError when it is no file."""
+        try:
+            return self.medium.read(self.path(namespace, name), places)
+        except OSError as error:
+            if error.errno in NO_FILE:
+                raise CorruptError("the object is not a file") from error
+            raise
 
     def _temporary(self) -> Path:
         return self.root / "tmp" / f"{os.getpid()}.{next(_serial)}"
 
     def size(self, namespace: str, name: Name) -> int:
-        return Path(self.path(namespace, name)).stat().st_size
+        return Path(self.path(namespace, name)).lstat().st_size
 
     def remove(self, namespace: str, name: Name) -> int:
         """Bytes given back; 0 when it was gone already."""
         path = Path(self.path(namespace, name))
         try:
-            freed = path.stat().st_blocks * 512
+            freed = path.lstat().st_blocks * 512
             path.unlink()
         except OSError:
             return 0
@@ -186,14 +196,17 @@ class Tier:
         """Move a corrupt object out of the way, keeping the newest few for inspection."""
         path = Path(self.path(namespace, name))
         jail = self.root / "quarantine"
-        try:
+        with suppress(OSError):
+            self._make_folders()
             path.rename(jail / f"{time.time_ns()}.{name.file}")
-        except OSError:
-            return
-        self.quota.add(0, removed=1)
-        for old in sorted(jail.iterdir())[:-QUARANTINE_FILES]:
-            freed = old.stat().st_blocks * 512
-            old.unlink(missing_ok=True)
+            self.quota.add(0, removed=1)
+            for old in sorted(jail.iterdir())[:-QUARANTINE_FILES]:
+                self._let_go(old)
+
+    def _let_go(self, jailed: Path) -> None:
+        with suppress(OSError):  # others do the same
+            freed = jailed.lstat().st_blocks * 512
+            jailed.unlink()
             self.quota.add(-freed)
 
     def touch(self, namespace: str, names: Iterable[Name]) -> None:
@@ -206,17 +219,17 @@ class Tier:
 
     def forget(self, namespace: str, older_than: float | None) -> None:
         """Remove what is remembered of what was written (before ``older_than``)."""
-        for shelf in SHELVES:
-            for path in (self.folder(namespace) / shelf).glob("*"):
-                with suppress(OSError):
-                    if older_than is None or path.stat().st_mtime < older_than:
-                        path.unlink()
+        shelves = [self.folder(namespace) / shelf for shelf in SHELVES]
+        for path in itertools.chain.from_iterable(shelf.glob("*") for shelf in shelves if not shelf.is_symlink()):
+            with suppress(OSError):
+                if older_than is None or path.lstat().st_mtime < older_than:
+                    path.unlink()
 
     # ---- pins
 
     def pin(self, pin: str, keys: Iterable[str]) -> None:
         """Keep these (names' keys) longer than anything else, until ``unpin`` of the same ``pin``."""
-        (self.root / "pins" / pin).write_text("\n".join(keys))
+        write_atomically(self.root / "pins" / pin, "\n".join(keys).encode())
 
     def unpin(self, pin: str) -> bool:
         """Whether there was such a pin."""
@@ -230,7 +243,7 @@ class Tier:
         keys: set[str] = set()
         for pin in (self.root / "pins").glob("*"):
             with suppress(OSError):
-                keys.update(pin.read_text().split())
+                keys.update(read_small(pin).decode(errors="replace").split())
         return frozenset(keys)
 
     # ---- listings
@@ -276,7 +289,7 @@ class Tier:
         for entry in entries:
             name = parse_name(entry.name)
             try:
-                stat = entry.stat()
+                stat = entry.stat(follow_symlinks=False)
             except OSError:
                 continue
             if name is not None:
@@ -288,7 +301,7 @@ class Tier:
         for folder in ("tmp", "quarantine"):
             for entry in os.scandir(self.root / folder):
                 try:
-                    total += entry.stat().st_blocks * 512
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
                 except OSError:
                     continue
         return total
@@ -300,7 +313,7 @@ class Tier:
         removed = 0
         for entry in os.scandir(self.root / "tmp"):
             try:
-                if now - entry.stat().st_mtime > STALE_TMP_S:
+                if abs(now - entry.stat(follow_symlinks=False).st_mtime) > STALE_TMP_S:  # clocks are set back, too
                     Path(entry.path).unlink()
                     removed += 1
             except OSError:

@@ -182,7 +182,7 @@ class Writer:
         try:
             return self._tier.put(self._store.folder, name, parts)
         except NoRoomError as error:
-            if self._is_full:
+            if self._is_full or error.n_bytes > self._tier.quota.limit_bytes:  # nothing need go for what never fits
                 raise
             self._ask_for_room(error.n_bytes)
             return self._tier.put(self._store.folder, name, parts)
@@ -205,7 +205,7 @@ class Writer:
             parent=item.parent,
             first=item.first,
             tokens=item.tokens,
-            created_us=int(self._wall_clock() * 1e6),
+            created_us=max(0, int(self._wall_clock() * 1e6)),
             cost_us=item.cost_us,
             payload_bytes=sum(map(len, pieces)),
             payload_hash=payload_hash(pieces),

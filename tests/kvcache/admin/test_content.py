@@ -7,14 +7,17 @@ import os
 import shutil
 import tarfile
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from barrel_inference.errors import CacheError
 from barrel_inference.kvcache.admin.archive import export, import_file
 from barrel_inference.kvcache.admin.content import clear, pin, stats, unpin, verify
+from barrel_inference.kvcache.record import VERSION, decode
 from barrel_inference.kvcache.render import Shelf
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import SHELVES, Tier
@@ -69,6 +72,24 @@ def test_scrub_finds_what_is_damaged(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert verify([tier]).corrupt == 1
     assert (verify([tier]).objects, verify([tier]).corrupt) == (7, 0)
+
+
+def test_scrub_takes_no_memory_for_what_is_too_long(tmp_path: Path) -> None:
+    runner(tmp_path).run(PROMPT)
+    os.truncate(next(tmp_path.glob("*/*/*.block.p")), 1 << 42)
+    assert verify([Tier(spec(tmp_path))]).corrupt == 1
+
+
+def test_scrub_leaves_what_another_version_wrote(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    one.run(PROMPT)
+    about = tmp_path / one.checkpoints.namespace[:32] / "ns.json"
+    about.write_bytes(msgspec.json.encode(msgspec.json.decode(about.read_bytes()) | {"record_version": VERSION + 1}))
+    for path in tmp_path.glob("*/*/*.*.p"):
+        data = path.read_bytes()
+        path.write_bytes(data[:4] + bytes([VERSION + 1]) + data[5:])
+    assert verify([Tier(spec(tmp_path))]).objects == 0
+    assert len(list(tmp_path.glob("*/*/*.*.p"))) == 8
 
 
 def test_pins(tmp_path: Path) -> None:
@@ -127,7 +148,7 @@ def test_foreign_members_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "warm.tar"
     export(store_of(here), PROMPT, file)
     bad = tmp_path / "bad.tar"
-    with tarfile.open(file) as good, tarfile.open(bad, "w") as out:
+    with tarfile.open(file) as good, tarfile.open(bad, "w", format=tarfile.USTAR_FORMAT) as out:
         for i, member in enumerate(good.getmembers()):
             name = {2: "../../evil", 3: f"{'0' * 32}/{member.name.partition('/')[2]}"}.get(i, member.name)
             info = tarfile.TarInfo(name)
@@ -145,6 +166,90 @@ def test_foreign_members_are_refused(tmp_path: Path) -> None:
         import_file(file, Tier(spec(tmp_path / "small", quota_bytes=2 * 4096)))
     with pytest.raises(CacheError):
         export(store_of(here), PROMPT, tmp_path / "nowhere" / "file.tar")
+
+
+OBJECT = f"{'ab' * 16}/{'0' * 32}-{'1' * 32}.block.p"
+
+
+def member(name: str, size: int, kind: bytes = tarfile.REGTYPE, data: bytes = b"") -> bytes:
+    """Its size says what it likes."""
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    header = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    header[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
+    if kind == tarfile.GNUTYPE_SPARSE:  # a hole of 8 GiB
+        header[386:398], header[398:410] = b"%011o\0" % ((8 << 30) - 512), b"%011o\0" % 0
+        header[483:495] = tarfile.itn((8 << 30) - 1, 12, tarfile.GNU_FORMAT)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + data.ljust(-(-len(data) // 512) * 512, b"\0")
+
+
+HOSTILE = {
+    "negative size": member(OBJECT, -512),
+    "more than there is": member(OBJECT, (8 << 30) - 1, data=b"x"),
+    "absurd size": member(OBJECT, 1 << 62),
+    "sparse": member(OBJECT, 0, tarfile.GNUTYPE_SPARSE),
+    "long names without end": member("././@LongLink", 4, tarfile.GNUTYPE_LONGNAME, b"aaa\0") * 1200,
+    "extended header": member("p", 14, tarfile.XHDTYPE, b"99999999 a=bc\n") + member(OBJECT, 1, data=b"x"),
+    "symbolic link": member(OBJECT, 0, tarfile.SYMTYPE),
+    "hard link": member(OBJECT, 0, tarfile.LNKTYPE),
+    "device": member(OBJECT, 0, tarfile.CHRTYPE),
+    "no object": member(OBJECT, 3, data=b"abc"),
+    "other places": b"".join(
+        member(name, 1, data=b"x")
+        for name in ("../../x", "/etc/x", f"{'ab' * 16}/../x", f"{'z' * 32}/x", f"a/{OBJECT}")
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_archive_is_refused_in_little_memory(tmp_path: Path, what: str) -> None:
+    file, tier = tmp_path / "x.tar", Tier(spec(tmp_path / "tier"))
+    file.write_bytes(HOSTILE[what] + bytes(1024))
+    tracemalloc.start()
+    try:
+        moved = import_file(file, tier)
+    except CacheError as error:
+        assert "cannot import" in str(error)
+    else:
+        assert moved.objects == 0 < moved.refused
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 64 << 20
+    assert list(tier.objects()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"x.tar", "tier"}
+
+
+def test_an_object_larger_than_the_tier_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "x.tar"
+    file.write_bytes(member(OBJECT, 1 << 20))
+    os.truncate(file, 2 << 20)
+    with pytest.raises(CacheError, match="no room"):
+        import_file(file, Tier(spec(tmp_path / "tier", quota_bytes=4096)))
+
+
+def test_what_is_lost_is_left_out_of_an_export(tmp_path: Path) -> None:
+    """Damaged, or evicted meanwhile: the prefix ends before it."""
+    one = runner(tmp_path / "tier")
+    one.run(PROMPT)
+    blocks = {decode(path.read_bytes()).first: path for path in (tmp_path / "tier").glob("*/*/*.block.p")}
+    assert one.checkpoints.lookup(PROMPT).cached_tokens == len(PROMPT) - 1
+    blocks[320].unlink()
+    blocks[192].write_bytes(b"damaged")
+    assert export(store_of(one), PROMPT, tmp_path / "warm.tar").tokens == 192
+    assert import_file(tmp_path / "warm.tar", Tier(spec(tmp_path / "other"))).objects == 3
+    assert len(list((tmp_path / "tier" / "quarantine").iterdir())) == 1
+
+
+def test_a_pin_that_cannot_be_written_is_a_typed_error(tmp_path: Path) -> None:
+    one = runner(tmp_path)
+    one.run(PROMPT)
+    (tmp_path / "pins").rmdir()
+    (tmp_path / "pins").touch()
+    with pytest.raises(CacheError, match="cannot pin in tier disk"):
+        pin(store_of(one), PROMPT)
 
 
 def test_clearing_forgets_what_was_written(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from barrel_inference.config import LoadOptions, TierSpec
 from barrel_inference.engine.checkpoints import Checkpoints, open_checkpoints
 from barrel_inference.kvcache.admin.content import pin
 from barrel_inference.kvcache.admin.janitor import Janitor, Limits
+from barrel_inference.kvcache.admin.pressure import Source
 from barrel_inference.kvcache.record import Name
 from barrel_inference.kvcache.tier import Tier
 from tests.kvcache.fake_backend import FakeBackend
@@ -175,6 +176,81 @@ def test_trouble_is_told_once_until_it_is_over(tmp_path: Path, caplog: pytest.Lo
         Tier(spec(tmp_path / "t"))
         janitor.run_once()
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
+def nothing() -> float:
+    return None  # type: ignore[return-value]
+
+
+def broken() -> float:
+    raise RuntimeError("the user's own")
+
+
+@pytest.mark.parametrize("source", [nothing, broken])
+def test_a_source_that_fails_is_told_once_and_hinders_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, source: Source
+) -> None:
+    tier = Tier(spec(tmp_path, quota_bytes=100 * PAGE))
+    fill(tier, 96)
+    janitor = Janitor(NO_FLOOR, memory=source)
+    janitor.add_tier(tier)
+    for _ in range(3):
+        janitor.run_once()
+    assert tier.quota.used() == 90 * PAGE
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_pressure_with_a_tier_gone_relieves_the_others(tmp_path: Path) -> None:
+    gone, here = (
+        Tier(TierSpec(name=name, kind="ram_file", path=str(tmp_path / name), quota_bytes=100 * PAGE))
+        for name in ("gone", "here")
+    )
+    fill(here, 10)
+    janitor = Janitor(NO_FLOOR, memory=lambda: 0.99)
+    janitor.add_tier(gone)
+    janitor.add_tier(here)
+    shutil.rmtree(gone.root)
+    janitor.run_once()
+    assert left(here) == set()
+
+
+def test_a_clock_that_is_set_back_keeps_nothing_for_ever(tmp_path: Path) -> None:
+    clock = Clock()
+    tier = Tier(spec(tmp_path, quota_bytes=100 * PAGE))
+    names = fill(tier, 96)
+    janitor = Janitor(Limits(min_free_bytes=0), clock=clock)
+    janitor.add_tier(tier)
+    janitor.touched("disk", [name.key for name in names])
+    janitor.run_once()
+    assert len(left(tier)) == 96
+    tier.quota.add(4 * PAGE)  # of a writer that died
+    clock.now -= 1e6
+    janitor.run_once()
+    assert tier.quota.used() == 90 * PAGE == tier.allocated()
+
+
+def test_a_file_system_that_others_filled_gets_the_room_asked_for(tmp_path: Path) -> None:
+    class Filled(Tier):
+        def free_bytes(self) -> int:
+            return 0
+
+    tier = Filled(spec(tmp_path))
+    fill(tier, 20)
+    janitor = Janitor(NO_FLOOR)
+    janitor.add_tier(tier)
+    janitor.need_room("disk", 4 * PAGE)
+    janitor.run_once()
+    assert len(left(tier)) == 16
+    assert janitor.counters["evictions_free_space"] == 4
+
+
+def test_what_is_no_hits_file_neither_blocks_nor_is_followed(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path))
+    os.mkfifo(tmp_path / "hits.json")
+    Janitor(NO_FLOOR).add_tier(tier)
+    (tmp_path / "hits.json").unlink()
+    (tmp_path / "hits.json").symlink_to("/dev/zero")
+    Janitor(NO_FLOOR).add_tier(tier)
 
 
 def test_hits_are_remembered(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
     <namespace>/ns.json
     <namespace>/<parent>-<key>.<kind>.<provenance>
 
-Owns nothing. Every object is proven on the way out and on the way in.
+Owns nothing. Every object is proven on the way out and on the way in. Archives come from anywhere: only the headers are
+tarfile's, whose reader follows extended headers into recursion and sparse members into memory.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import os
 import stat
 import tarfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from barrel_inference.errors import CacheError
 from barrel_inference.kvcache.admin.content import found, prove, read_whole
+from barrel_inference.kvcache.lookup import Found, Piece
 from barrel_inference.kvcache.record import CorruptError, Name, parse_name
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import NS_HEX, NoRoomError, Tier
 
-MAX_OBJECT_BYTES = 8 << 30
+ATTEMPTS = 4  # each failed one gives up an object that was evicted or is damaged
+RECORD = tarfile.BLOCKSIZE
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -37,28 +41,60 @@ class Moved(msgspec.Struct, frozen=True):
     refused: int = 0
 
 
+class _LostError(Exception):
+    """An object that was found can not be read any more."""
+
+
 def export(store: Store, tokens: Sequence[int], path: Path, *, salt: str = "") -> Moved:
     """Write all that is stored of a prompt to ``path``; CacheError when nothing is, or it cannot be written."""
-    held = found(store, tokens, salt)
-    namespace = store.folder[:NS_HEX]
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")  # others may export there
-    objects = n_bytes = 0
     try:
-        with tarfile.open(temporary, "w") as tar:
-            about = next(held.pieces).tier.folder(namespace) / "ns.json"
-            if about.exists():
-                _add(tar, f"{namespace}/ns.json", memoryview(about.read_bytes()))
-            for piece in held.pieces:
-                data = read_whole(piece.tier, namespace, piece.name)
-                _add(tar, f"{namespace}/{piece.name.file}", data)
-                objects += 1
-                n_bytes += len(data)
+        moved = _write(store, tokens, salt, temporary)
         temporary.rename(path)
+        return moved
     except OSError as error:
         raise CacheError(f"cannot export to {path}: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return Moved(objects, n_bytes, tokens=held.length)
+
+
+def _write(store: Store, tokens: Sequence[int], salt: str, path: Path) -> Moved:
+    for _ in range(ATTEMPTS):
+        held = found(store, tokens, salt)
+        try:
+            objects, n_bytes = _write_all(store, held, path)
+        except _LostError:
+            continue
+        return Moved(objects, n_bytes, tokens=held.length)
+    raise CacheError("what is stored of this prompt cannot be read")
+
+
+def _write_all(store: Store, held: Found, path: Path) -> tuple[int, int]:
+    """Objects and their bytes."""
+    namespace, pieces, n_bytes = store.folder[:NS_HEX], list(held.pieces), 0
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        about = pieces[0].tier.folder(namespace) / "ns.json"
+        if about.exists():
+            _add(tar, f"{namespace}/ns.json", memoryview(about.read_bytes()))
+        for piece in pieces:
+            data = _read(store, piece)
+            _add(tar, f"{namespace}/{piece.name.file}", data)
+            n_bytes += len(data)
+    return len(pieces), n_bytes
+
+
+def _read(store: Store, piece: Piece) -> memoryview:
+    try:
+        return read_whole(piece.tier, store.folder[:NS_HEX], piece.name)
+    except (CorruptError, OSError) as error:
+        store.lost(piece.tier, piece.name, corrupt=isinstance(error, CorruptError))
+        raise _LostError from error
+
+
+def _add(tar: tarfile.TarFile, name: str, data: memoryview) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    tar.addfile(member, io.BytesIO(data))
 
 
 def import_file(path: Path, tier: Tier) -> Moved:
@@ -66,16 +102,10 @@ def import_file(path: Path, tier: Tier) -> Moved:
     when the file cannot be read or the tier has no room."""
     objects = n_bytes = present = refused = 0
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise CacheError(f"cannot import {path}: not a regular file")
-        with tarfile.open(path, "r:") as tar:  # as export writes it: what is compressed could be a bomb
-            for member in tar:
-                data = _member(tar, member)
-                namespace, name = _place(member)
+        with _opened(path) as file:
+            for member in _members(file):
                 try:
-                    if data is None or name is None:
-                        raise CorruptError("not an object")
-                    prove(data, namespace, name)
+                    namespace, name, data = _object(file, member, tier)
                 except CorruptError:
                     refused += not member.name.endswith("/ns.json")
                     continue
@@ -91,15 +121,39 @@ def import_file(path: Path, tier: Tier) -> Moved:
     return Moved(objects, n_bytes, present=present, refused=refused)
 
 
-def _add(tar: tarfile.TarFile, name: str, data: memoryview) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    tar.addfile(member, io.BytesIO(data))
+def _opened(path: Path) -> BinaryIO:
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise CacheError(f"cannot import {path}: not a regular file")
+    return file
 
 
-def _member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> memoryview | None:
-    file = tar.extractfile(member) if member.isreg() and member.size <= MAX_OBJECT_BYTES else None
-    return memoryview(file.read()) if file is not None else None
+def _members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """Each with ``file`` at its first byte, and none longer than the file."""
+    at, end = 0, os.fstat(file.fileno()).st_size
+    if not end:
+        raise tarfile.ReadError("it is empty")
+    while (header := file.read(RECORD)).strip(b"\0"):
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        at += RECORD
+        if not 0 <= member.size <= end - at:
+            raise tarfile.ReadError("it is cut short")
+        yield member
+        at += -(-member.size // RECORD) * RECORD
+        file.seek(at)
+
+
+def _object(file: BinaryIO, member: tarfile.TarInfo, tier: Tier) -> tuple[str, Name, memoryview]:
+    """Namespace, name and bytes of an object, proven; CorruptError when it is none."""
+    namespace, name = _place(member)
+    if name is None or member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+        raise CorruptError("not an object")
+    if member.size > tier.quota.limit_bytes:
+        raise NoRoomError(member.size)
+    data = memoryview(file.read(member.size))
+    prove(data, namespace, name)
+    return namespace, name, data
 
 
 def _place(member: tarfile.TarInfo) -> tuple[str, Name | None]:

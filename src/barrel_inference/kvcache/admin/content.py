@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -10,9 +10,10 @@ from barrel_inference.errors import CacheError
 from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.chain import pack_tokens, rest_key, root
 from barrel_inference.kvcache.lookup import Found
-from barrel_inference.kvcache.record import CorruptError, Name, decode, payload_hash, short
-from barrel_inference.kvcache.store import Store
-from barrel_inference.kvcache.tier import NS_HEX, Tier
+from barrel_inference.kvcache.namespace import read_small
+from barrel_inference.kvcache.record import VERSION, CorruptError, Name, decode, payload_hash, short
+from barrel_inference.kvcache.store import Store, read_header
+from barrel_inference.kvcache.tier import NS_HEX, Stored, Tier
 
 
 class NamespaceStats(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ def _stats(tier: Tier, namespace: str) -> NamespaceStats:
 
 def _about(tier: Tier, namespace: str) -> dict[str, object]:
     try:
-        return msgspec.json.decode((tier.folder(namespace) / "ns.json").read_bytes(), type=dict[str, object])
+        return msgspec.json.decode(read_small(tier.folder(namespace) / "ns.json"), type=dict[str, object])
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
         return {}
 
@@ -81,26 +82,36 @@ def clear(tiers: Iterable[Tier], *, namespace: str | None = None, older_than: fl
 
 
 def verify(tiers: Iterable[Tier]) -> Scrubbed:
-    """Read every object and prove it; what is corrupt goes to quarantine."""
+    """Read every object of this format and prove it; what is corrupt goes to quarantine."""
     objects = n_bytes = corrupt = 0
-    for tier in tiers:
-        for one in tier.objects():
-            try:
-                data = read_whole(tier, one.namespace, one.name)
-            except CorruptError:
-                tier.quarantine(one.namespace, one.name)
-                corrupt += 1
-            except OSError:
-                continue
-            else:
-                n_bytes += len(data)
-            objects += 1
+    for tier, one in _of_this_version(tiers):
+        try:
+            data = read_whole(tier, one.namespace, one.name)
+        except CorruptError:
+            tier.quarantine(one.namespace, one.name)
+            corrupt += 1
+        except (OSError, MemoryError):
+            continue
+        else:
+            n_bytes += len(data)
+        objects += 1
     return Scrubbed(objects, n_bytes, corrupt)
+
+
+def _of_this_version(tiers: Iterable[Tier]) -> Iterator[tuple[Tier, Stored]]:
+    """Another version of the program may share the directory."""
+    for tier in tiers:
+        for namespace in tier.namespaces():
+            if _about(tier, namespace).get("record_version", VERSION) == VERSION:
+                yield from ((tier, one) for one in tier.objects(namespace))
 
 
 def read_whole(tier: Tier, namespace: str, name: Name) -> memoryview:
     """One object file, proven; CorruptError or OSError."""
-    data = memoryview(bytearray(tier.size(namespace, name)))
+    record, size = read_header(tier, namespace, name), tier.size(namespace, name)
+    if size != record.header_bytes + record.payload_bytes:  # before memory is taken for it
+        raise CorruptError("the object has a wrong length")
+    data = memoryview(bytearray(size))
     n = tier.read(namespace, name, [data])
     prove(data[:n], namespace, name)
     return data[:n]
@@ -132,7 +143,10 @@ def pin(store: Store, tokens: Sequence[int], *, salt: str = "") -> int:
         keys.setdefault(piece.tier.name, set()).add(piece.name.key)
     for tier in store.tiers:
         if tier.name in keys:
-            tier.pin(_pin_name(store, tokens, salt), sorted(keys[tier.name]))
+            try:
+                tier.pin(_pin_name(store, tokens, salt), sorted(keys[tier.name]))
+            except OSError as error:
+                raise CacheError(f"cannot pin in tier {tier.name}: {error.strerror or error}") from error
     return held.length
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from barrel_inference.errors import CacheError
 from barrel_inference.kvcache.admin import pressure
-from barrel_inference.kvcache.namespace import write_atomically
+from barrel_inference.kvcache.namespace import read_small, write_atomically
 from barrel_inference.kvcache.policy import Facts, Node, victims
 from barrel_inference.kvcache.record import Name
 from barrel_inference.kvcache.store import read_header
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 RECOUNT_S = 600.0
 REMEMBER_S = 60.0
 MAX_HINTS = 200_000
+PRESSURE = " pressure"  # among what is failing; no tier's name
 PRESSURE_SHARE = 0.1  # of the tmpfs tiers, evicted before memory is measured again
 UNKNOWN = Facts(0.1, 0)
 
@@ -124,7 +125,8 @@ class Janitor:
         with self._wake:
             wanted, self._wanted = self._wanted, {}
             tiers = list(self._tiers.values())
-            self._protected = {key: until for key, until in self._protected.items() if until > now}
+            longest = now + self._limits.protect_s  # beyond it: the clock was set back since
+            self._protected = {key: until for key, until in self._protected.items() if now < until <= longest}
         for tier in tiers:
             try:
                 self._care_for(tier, wanted.get(tier.name, 0), now)
@@ -137,18 +139,18 @@ class Janitor:
         for name in wanted:
             self._on_room(name)
         self._relieve(tiers)
-        if now - self._remembered > REMEMBER_S:
+        if abs(now - self._remembered) > REMEMBER_S:
             self._remember()
 
     def _care_for(self, tier: Tier, wanted: int, now: float) -> None:
-        if now - self._recounted.get(tier.name, -RECOUNT_S) >= RECOUNT_S:
+        if abs(now - self._recounted.get(tier.name, -RECOUNT_S)) >= RECOUNT_S:
             tier.sweep(now)
             if tier.quota.recount(tier.allocated) is not None:
                 self._recounted[tier.name] = now
         limits, quota, used = self._limits, tier.quota.limit_bytes, tier.quota.used()
         if wanted or used > limits.high * quota:
             self._evict(tier, int(used + wanted - limits.low * quota), "quota")
-        lacking = self._floor_bytes(tier) - tier.free_bytes()
+        lacking = self._floor_bytes(tier) + wanted - tier.free_bytes()
         if lacking > 0:
             self._evict(tier, lacking, "free_space")
         if limits.namespace_cap < 1.0:
@@ -169,14 +171,30 @@ class Janitor:
     def _relieve(self, tiers: list[Tier]) -> None:
         """Memory is short: shrink the tmpfs tiers step by step until it is not, or nothing is left."""
         in_memory = [tier for tier in tiers if tier.spec.kind != "disk"]
-        used = self._memory()
+        used = self._memory_used()
         if used < self._limits.pressure_high:
             return
         while used > self._limits.pressure_low:
-            freed = sum(self._evict(t, int(t.quota.used() * PRESSURE_SHARE) + 1, "pressure") for t in in_memory)
-            if not freed:
+            if not sum(map(self._shrink, in_memory)):
                 return
-            used = self._memory()
+            used = self._memory_used()
+
+    def _memory_used(self) -> float:
+        """The user's own source may fail: then memory is not short, and that is told once."""
+        try:
+            used = float(self._memory())
+        except Exception as error:
+            level = logging.DEBUG if PRESSURE in self._failing else logging.WARNING
+            logger.log(level, "memory pressure cannot be measured: %r", error)
+            self._failing.add(PRESSURE)
+            return 0.0
+        self._failing.discard(PRESSURE)
+        return used
+
+    def _shrink(self, tier: Tier) -> int:
+        with suppress(OSError):
+            return self._evict(tier, int(tier.quota.used() * PRESSURE_SHARE) + 1, "pressure")
+        return 0
 
     # ---- evicting
 
@@ -242,6 +260,6 @@ class Janitor:
 def _remembered_hits(tier: Tier) -> Counter[Node]:
     """A hint from an earlier run: missing or unreadable, it is empty."""
     try:
-        return Counter(msgspec.json.decode((tier.root / "hits.json").read_bytes(), type=dict[str, int]))
+        return Counter(msgspec.json.decode(read_small(tier.root / "hits.json"), type=dict[str, int]))
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
         return Counter()
