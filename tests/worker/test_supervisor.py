@@ -263,6 +263,8 @@ async def test_a_request_that_cannot_be_encoded_is_refused() -> None:
     async with started() as one:
         with pytest.raises(InvalidRequestError):
             await collect(one, request("lone \ud800 surrogate"))
+        with pytest.raises(InvalidRequestError):
+            await one.call("echo", a=object())
         assert (await collect(one, request("count")))[0] == "0 1 2 3 4 "
 
 

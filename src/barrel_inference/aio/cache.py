@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from barrel_inference.aio.params import Prompt, check_prompt, check_seconds
+from barrel_inference.aio.params import Prompt, check_prompt, check_seconds, check_text
 from barrel_inference.aio.tiers import Tiers
 from barrel_inference.errors import TierUnknownError
 from barrel_inference.kvcache.tier import Tier
@@ -90,7 +90,8 @@ class AsyncCache:
 
         call = self._model(model_id).call
         path = str(Path.cwd() / file)
-        return msgspec.convert(await call("cache_export", prompt=check_prompt(prompt), salt=salt, path=path), Moved)
+        moved = await call("cache_export", prompt=check_prompt(prompt), salt=check_text(salt), path=path)
+        return msgspec.convert(moved, Moved)
 
     async def import_(self, file: Path_, *, tier: str | None = None) -> Moved:
         """Put an exported file's objects into a tier (the automatic one). Raises CacheError."""

@@ -83,13 +83,17 @@ class AsyncModel:
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         reply = await self.call(
-            "tokenize", text=params.check_text(text), add_special=add_special, parse_special=parse_special
+            "tokenize",
+            text=params.check_text(text),
+            add_special=params.check_flag("add_special", add_special),
+            parse_special=params.check_flag("parse_special", parse_special),
         )
         return msgspec.convert(reply, list[int])
 
     async def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> str:
         """``special``: control tokens appear as text. Bytes that are no UTF-8 become U+FFFD."""
-        reply = await self.call("detokenize", tokens=params.check_tokens(tokens), special=special)
+        checked = params.check_tokens(tokens)
+        reply = await self.call("detokenize", tokens=checked, special=params.check_flag("special", special))
         return msgspec.convert(reply, str)
 
     async def prefill(self, prompt: Prompt, **options: Any) -> CacheReport:

@@ -161,7 +161,7 @@ def check_tokens(tokens: Sequence[int]) -> tuple[int, ...]:
     """Non-negative integers (the worker knows the vocabulary)."""
     try:
         return msgspec.convert(sequence(tokens), tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...])
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise InvalidRequestError(f"token ids are expected: {error}", option="prompt") from None
 
 
@@ -185,9 +185,15 @@ def check_text(text: str) -> str:
     return text
 
 
+def check_flag(option: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{option}={value!r:.80} is not allowed: expected true or false", option=option)
+    return value
+
+
 def check_seconds(option: str, value: float) -> float:
     """Raises InvalidRequestError unless it is a number, finite and not negative."""
     try:
         return msgspec.convert(value, Seconds)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise InvalidRequestError(f"{option}={value!r:.80}: {error}", option=option) from None

@@ -316,7 +316,7 @@ class Supervisor:
             try:
                 self._send([pending.message()])
                 pending.sent = True
-            except (ChannelError, msgspec.MsgspecError, UnicodeError, OverflowError) as error:
+            except (ChannelError, msgspec.MsgspecError, UnicodeError, OverflowError, TypeError) as error:
                 pending.fail(InvalidRequestError(f"the request cannot be sent to the worker: {error}"))
 
     def _require_usable(self) -> None:
