@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llguidance
@@ -101,12 +102,41 @@ def test_definitions_and_references_reach_the_arguments() -> None:
         "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
     }
     for syntax in SYNTAXES:
-        if syntax.name in ("gemma", "function_gemma"):  # references are read as "anything" there
-            continue
         text = walk(grammar.calls(syntax, {"go": schema.arguments(shared)}, parallel=False), 2)
         ((_, (name, arguments)),) = fed(OutputParser(Shape(None, syntax), {"go": shared}), text)
         assert name == "go"
         assert isinstance(arguments["place"]["x"], int), text
+
+
+HELD: dict[str, tuple[dict[str, Any], Callable[[Any], bool]]] = {
+    "const": ({"type": "string", "const": "a/b"}, lambda value: value == "a/b"),
+    "enum": ({"type": "string", "enum": ["x", "y"]}, lambda value: value in ("x", "y")),
+    "pattern": ({"type": "string", "pattern": "^[a-c]/[0-9]{2}$"}, lambda value: re.fullmatch("[a-c]/[0-9]{2}", value)),
+    "part": ({"type": "string", "pattern": "[/}]"}, lambda value: "/" in value or "}" in value),
+    "length": ({"type": "string", "minLength": 2, "maxLength": 3}, lambda value: 2 <= len(value) <= 3),
+    "both": ({"type": "string", "minLength": 2, "pattern": "^[a-c]{1,3}$"}, lambda value: 2 <= len(value) <= 3),
+    "date": ({"type": "string", "format": "date"}, lambda value: re.fullmatch(r"\d{4}-\d\d-\d\d", value)),
+    "number": ({"type": "integer", "minimum": 3, "maximum": 5}, lambda value: value in (3, 4, 5)),
+    "choice": ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, lambda value: value in (True, False, None)),
+    "types": ({"type": ["boolean", "null"]}, lambda value: value in (True, False, None)),
+    "reference": ({"$ref": "#/$defs/D"}, lambda value: isinstance(value["x"], int)),
+    "sibling": ({"$ref": "#/properties/other"}, lambda value: isinstance(value, bool)),
+    "list": (
+        {"type": "array", "items": {"enum": [1]}, "minItems": 2, "maxItems": 3},
+        lambda value: len(value) in (2, 3),
+    ),
+}
+SHARED = {"D": {"type": "object", "properties": {"x": {"type": "integer", "maximum": 99}}, "required": ["x"]}}
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda syntax: syntax.name)
+def test_arguments_are_held_to_their_schema_in_every_notation(syntax: Syntax) -> None:
+    for name, (held, holds) in HELD.items():
+        properties = {"value": held, "other": {"type": "boolean"}}
+        given = {"type": "object", "properties": properties, "required": ["value"], "$defs": SHARED}
+        text = walk(grammar.calls(syntax, {"go": schema.arguments(given)}, parallel=False), 3)
+        ((_, (called, arguments)),) = fed(OutputParser(Shape(None, syntax), {"go": given}), text)
+        assert called == "go" and holds(arguments["value"]), (name, text)
 
 
 def test_control_tokens_take_the_place_of_their_text() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from barrel_inference.chat.references import resolved
+from barrel_inference.chat.tools import plain_text
 from barrel_inference.chat.tools.pythonic import separated
 from barrel_inference.chat.tools.scan import MalformedError
 from barrel_inference.chat.tools.syntax import Begun, BodyRead, Rules, Syntax, Tools, quote
@@ -68,37 +70,52 @@ class GemmaArguments:
         return f"{self.mark}{value}{self.mark}" if isinstance(value, str) else json.dumps(value)
 
     def lark(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
-        return self._lark_value(rules, {**schema, "type": "object"})
+        own = schema if "$ref" in schema else {**schema, "type": "object"}
+        return self._lark_value(rules, own, schema, ())
 
-    def _lark_value(self, rules: Rules, schema: Any) -> str:
-        """Objects, arrays, strings and choices in Gemma's notation; everything else looks like JSON."""
+    def _lark_value(self, rules: Rules, schema: Any, root: Mapping[str, Any], path: tuple[str, ...]) -> str:
+        """Objects, arrays, strings and choices in Gemma's notation; everything else looks like JSON. ``path``: the
+        references that led here; one that comes again may lead to anything."""
         schema = schema if isinstance(schema, Mapping) else {}
         kind = schema.get("type")
-        if "enum" in schema or "const" in schema:
-            choices = schema.get("enum") or [schema["const"]]
+
+        def inner(of: Any) -> str:
+            return self._lark_value(rules, of, root, path)
+
+        def argument(key: str, value: Any) -> str:
+            return rules.add("argument", f"{quote(key + ':')} {inner(value)}")
+
+        if isinstance(reference := schema.get("$ref"), str) and reference not in path:
+            return self._lark_value(rules, resolved(root, reference), root, (*path, reference))
+        if choices := plain_text.choices(schema):
             return "(" + " | ".join(quote(self._written(choice)) for choice in choices) + ")"
+        if isinstance(options := schema.get("anyOf") or schema.get("oneOf"), list):
+            return "(" + " | ".join(map(inner, options)) + ")"
+        if isinstance(kind, list) and kind:
+            return "(" + " | ".join(inner({**schema, "type": each}) for each in kind) + ")"
         if kind == "object" and schema.get("properties"):
-            inner = separated(rules, self._argument(rules), schema, ",")
-            return rules.add("object", f'"{{" {inner} "}}"')
+            return rules.add("object", f'"{{" {separated(rules, argument, schema, ",")} "}}"')
         if kind == "array":
-            item = self._lark_value(rules, schema.get("items"))
-            return rules.add("array", f'"[" ({item} ("," {item})*)? "]"')
+            return rules.add("array", f'"[" {_items(inner(schema.get("items")), schema)} "]"')
         if kind == "string":
-            return rules.add("string", f"{quote(self.mark)} {self._text(rules)}")
+            return rules.add("string", f"{quote(self.mark)} {plain_text.text(rules, schema, self.mark)}")
         if kind in ("integer", "number", "boolean", "null"):
             return rules.add("json", f"%json {json.dumps(schema)}")
         return self._anything(rules)
 
-    def _argument(self, rules: Rules) -> Any:
-        return lambda key, value: rules.add("argument", f"{quote(key + ':')} {self._lark_value(rules, value)}")
-
-    def _text(self, rules: Rules) -> str:
-        return rules.add("text", r"/(?s:.*)/", f"[suffix={quote(self.mark)}]")
-
     def _anything(self, rules: Rules) -> str:
-        text = f"{quote(self.mark)} {self._text(rules)}"
+        text = f"{quote(self.mark)} {plain_text.text(rules, {}, self.mark)}"
         scalar = rules.add("json", '%json {"type": ["number", "boolean", "null"]}')
         return rules.add("scalar", f"{text} | {scalar}")
+
+
+def _items(item: str, schema: Mapping[str, Any]) -> str:
+    """With commas between them, as many as the schema wants."""
+    least, most = schema.get("minItems", 0), schema.get("maxItems")
+    if most == 0:
+        return '""'
+    more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
+    return f"{item} {more}" if least else f"({item} {more})?"
 
 
 MARKERS = (("<|tool_call>", "call:", '<|"|>'),)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from barrel_inference.chat.tools import plain_text
 from barrel_inference.chat.tools.scan import MalformedError, Pattern
 from barrel_inference.chat.tools.syntax import Begun, BodyRead, Rules, Tools, as_json, quote, split_shared
 
@@ -139,11 +140,11 @@ class Tagged:
         kinds = _kinds(schema)
         source = self.opens.get(next(iter(kinds), ""), self.opens.get("", self.open))
         begin, close = Pattern(source).fill(key=key), Pattern(self.close).fill(key=key)
-        choices = schema.get("enum") if isinstance(schema, Mapping) else None
-        if kinds == _STRING and choices:
+        if kinds == _STRING and (choices := plain_text.choices(schema)):
             value = "(" + " | ".join(quote(str(choice)) for choice in choices) + f") {quote(close)}"
         elif kinds == _STRING:
-            value = rules.add("text", r"/(?s:.*)/", f"[suffix={quote(close)}]")
+            own = schema if schema.get("type") == "string" else {}
+            value = plain_text.text(rules, own, close)
         else:
             nested = {**schema, **split_shared(root)[1]} if isinstance(schema, Mapping) else schema
             value = rules.add("json", f"%json {as_json(nested)}") + f" {quote(close)}"
