@@ -38,9 +38,9 @@ def content(part: Any) -> list[Any]:
 REFUSED: dict[str, dict[str, Any]] = {
     "prompt has": {"tools": [tool(f"tool_{number}") for number in range(500)]},
     "context": {"messages": [{"role": ("user", "assistant")[n % 2], "content": f"say {n}"} for n in range(1001)]},
-    "cannot be used": {"response_format": form(LOOP)},
-    "does not exist": {"tools": [tool(parameters={"properties": {"a": {"$ref": "#/$defs/No"}}})]},
-    "not fetch": {"tools": [tool(parameters={"properties": {"a": {"$ref": "http://localhost/a"}}})]},
+    "leads back to itself": {"response_format": form(LOOP)},
+    "does not exist": {"response_format": form({"properties": {"a": {"$ref": "#/$defs/No"}}})},
+    "not fetch": {"response_format": form({"properties": {"a": {"$ref": "http://localhost/a"}}})},
     "parameters": {"tools": [tool(parameters=[1])]},
     "name": {"tools": [tool("")]},
     "messages": {"messages": []},
@@ -52,6 +52,8 @@ REFUSED: dict[str, dict[str, Any]] = {
 ANSWERED: dict[str, dict[str, Any]] = {
     "a tree as a form": {"response_format": form(TREE)},
     "a loop in a tool": {"tools": [tool(parameters=LOOP)]},
+    "a reference to nothing in a tool": {"tools": [tool(parameters={"properties": {"a": {"$ref": "#/$defs/No"}}})]},
+    "a reference abroad in a tool": {"tools": [tool(parameters={"properties": {"a": {"$ref": "http://localhost/a"}}})]},
     "two tools of a name": {"tools": [tool(), tool()], "tool_choice": "required"},
     "a name like markup": {"tools": [tool('a"b <x>\n{}')], "tool_choice": "required"},
     "no text": {"messages": content("")},
