@@ -26,8 +26,8 @@ DIALECTS: dict[str, tuple[dict[str, Any], int]] = {  # path: what is asked, the 
 }
 
 
-def serving(root: Path, places: int) -> RunningServer:
-    return RunningServer(root, num_parallel=places, max_queue=DEPTH, models={"stub": STUB})
+def serving(root: Path, places: int, **options: Any) -> RunningServer:
+    return RunningServer(root, num_parallel=places, max_queue=DEPTH, models={"stub": STUB}, **options)
 
 
 @asynccontextmanager
@@ -73,8 +73,9 @@ class Crowd:
         self._server = server
         self._session = session
 
-    async def ask(self, who: int, path: str) -> None:
-        async with self._session.post(self._server.url + path, json=DIALECTS[path][0]) as response:
+    async def ask(self, who: int, path: str, key: str = "none") -> None:
+        url, headers = self._server.url + path, {"x-api-key": key}
+        async with self._session.post(url, json=DIALECTS[path][0], headers=headers) as response:
             told = "Retry-After" in response.headers
             self.answers.append(Answer(who, response.status, told, await response.json()))
 
@@ -112,5 +113,22 @@ async def test_who_came_later_does_not_pass(tmp_path: Path) -> None:
                 await crowd.until(waiting=who + 1, answered=0)
             await release()
             await asyncio.gather(*clients)
+    assert order(crowd) == list(range(MANY))
+
+
+def order(crowd: Crowd) -> list[int]:
     served = sorted(crowd.answers, key=lambda answer: datetime.fromisoformat(answer.body["created_at"]))
-    assert [answer.who for answer in served] == list(range(MANY))
+    return [answer.who for answer in served]
+
+
+async def test_clients_with_keys_take_turns(tmp_path: Path) -> None:
+    keys = ("key-of-the-one", "key-of-the-other")
+    with serving(tmp_path, places=1, api_keys=keys) as server:
+        async with connected(server) as crowd, held(server, 1) as release:
+            clients = []
+            for who, key in enumerate((0, 0, 0, 1, 1)):
+                clients.append(asyncio.create_task(crowd.ask(who, "/api/generate", keys[key])))
+                await crowd.until(waiting=who + 1, answered=0)
+            await release()
+            await asyncio.gather(*clients)
+    assert order(crowd) == [0, 3, 1, 4, 2]
