@@ -54,6 +54,23 @@ def test_clients_may_trim_answers_and_spell_calls_in_their_way() -> None:
     assert memory.recall([], after) == Remembered(2, "with call")
 
 
+def test_clients_may_leave_out_the_ids_of_calls() -> None:
+    """As Ollama's own do."""
+    memory = Memory()
+    calls = [{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": 2}'}}]
+    memory.remember([], [TALK[0], say("assistant", "so", tool_calls=calls)], "with call")
+    for arguments, known in (({"b": 2, "a": 1}, True), ({"a": 2, "b": 2}, False)):
+        spelled = [{"id": "", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+        after = [TALK[0], say("assistant", "so", tool_calls=spelled), say("tool", "r")]
+        assert (memory.recall([], after) is not None) == known
+
+
+def test_what_a_user_says_counts_to_the_letter() -> None:
+    memory = Memory()
+    memory.remember([], [say("user", "  indented"), say("assistant", "two")], "text")
+    assert memory.recall([], [say("user", "indented"), *TALK[1:]]) is None
+
+
 def test_the_oldest_go_when_there_is_too_much() -> None:
     memory = Memory(max_chars=25)
     for name in ("a", "b", "c"):

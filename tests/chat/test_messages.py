@@ -115,6 +115,14 @@ def test_ids_of_nine_letters() -> None:
     assert short_id("abcdefghi") == "abcdefghi"
 
 
+def test_calls_without_ids_and_their_results_are_paired_in_order() -> None:
+    calls = [{"function": call("", name)["function"]} for name in ("f", "g")]
+    talk = [say("assistant", "", tool_calls=calls), say("tool", "of f"), say("tool", "of g")]
+    one, *results = conform(talk, FULL)
+    assert [each["id"] for each in one["tool_calls"]] == ["call00000", "call00001"]
+    assert [(each["tool_call_id"], each["name"]) for each in results] == [("call00000", "f"), ("call00001", "g")]
+
+
 def test_what_is_said_in_another_way_grows_at_the_end_as_well() -> None:
     talk = [
         say("system", "S"),

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from barrel_inference.chat.messages import text_of
+from barrel_inference.chat.messages import arguments_of, text_of
 
 
 class Remembered(NamedTuple):
@@ -32,9 +32,9 @@ class Shelf(Protocol):
 
 
 class Memory:
-    """The most recently used conversations, up to ``max_chars``. An answer is known again by the ids of its calls, or
-    else by its text; everything before it must be the same. ``of``: whose texts they are; others on the same shelf are
-    not mistaken for them."""
+    """The most recently used conversations, up to ``max_chars``. An answer is known again by the ids of its calls (by
+    what they say where a client leaves those out), or else by its text; everything before it must be the same.
+    ``of``: whose texts they are; others on the same shelf are not mistaken for them."""
 
     def __init__(self, max_chars: int = 64 << 20, *, shelf: Shelf | None = None, of: str = "") -> None:
         self._max_chars = max_chars
@@ -48,10 +48,11 @@ class Memory:
         self, setting: Any, messages: Sequence[Mapping[str, Any]], text: str, *, on_shelf: bool = True
     ) -> None:
         """``messages`` end with the answer; ``setting``: all else that the prompt depends on, as JSON values."""
-        *_, key = _keys(setting, messages)
-        self._hold(key, text)
-        if self._shelf is not None and on_shelf:
-            self._shelf.put(self._name(key), text.encode(errors="surrogatepass"))
+        for known_as in _spellings(messages[-1]):
+            *_, key = _keys(setting, [*messages[:-1], known_as])
+            self._hold(key, text)
+            if self._shelf is not None and on_shelf:
+                self._shelf.put(self._name(key), text.encode(errors="surrogatepass"))
 
     def recall(self, setting: Any, messages: Sequence[Mapping[str, Any]]) -> Remembered | None:
         """The longest beginning of the conversation that ends with a remembered answer."""
@@ -91,9 +92,21 @@ def _keys(setting: Any, messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes
         yield key
 
 
+def _spellings(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """As clients send it back: some leave out the ids of calls (Ollama's)."""
+    if not (calls := answer.get("tool_calls")):
+        return [answer]
+    return [answer, {**answer, "tool_calls": [{**call, "id": ""} for call in calls]}]
+
+
 def _identity(message: Mapping[str, Any]) -> bytes:
-    calls = message.get("tool_calls")
-    if message["role"] == "assistant" and calls:
-        return json.dumps(["calls", [call.get("id") for call in calls]]).encode()
     said = text_of(message.get("content"))
-    return json.dumps([message["role"], said.strip(), message.get("tool_call_id")]).encode()
+    if message["role"] != "assistant":
+        return json.dumps([message["role"], said, message.get("tool_call_id")]).encode()
+    calls = message.get("tool_calls")
+    if not calls:
+        return json.dumps(["answer", said.strip()]).encode()
+    if all(call.get("id") for call in calls):
+        return json.dumps(["calls", [call["id"] for call in calls]]).encode()
+    named = [(call["function"]["name"], arguments_of(call["function"].get("arguments"))) for call in calls]
+    return json.dumps(["calls", named, said.strip()], sort_keys=True).encode()

@@ -56,11 +56,26 @@ def text_of(content: Any) -> str:
 def _named(messages: Iterable[Message]) -> Iterator[Message]:
     """Results carry the name of the function that was called: some templates want it."""
     names: dict[str, str] = {}
-    for message in messages:
-        names |= {call.get("id", ""): call["function"]["name"] for call in message.get("tool_calls") or ()}
+    for message in _identified(messages):
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
         call_id = message.get("tool_call_id")
         known = message["role"] == "tool" and not message.get("name") and call_id in names
         yield {**message, "name": names[call_id]} if known and call_id is not None else message
+
+
+def _identified(messages: Iterable[Message]) -> Iterator[Message]:
+    """Calls without ids are numbered, and their results come in their order: some templates pair them by it."""
+    count = 0
+    waiting: list[str] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            ids = [call.get("id") or f"call{count + index:05}" for index, call in enumerate(calls)]
+            message = {**message, "tool_calls": [{**call, "id": own} for call, own in zip(calls, ids, strict=True)]}
+            count += len(calls)
+            waiting = ids
+        elif message["role"] == "tool" and not message.get("tool_call_id") and waiting:
+            message = {**message, "tool_call_id": waiting.pop(0)}
+        yield message
 
 
 def _roles(messages: Iterator[Message], form: Form) -> Iterator[Message]:
