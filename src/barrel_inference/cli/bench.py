@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from barrel_inference.aio import AsyncModel, AsyncRuntime
+from barrel_inference.aio import AsyncModel
 from barrel_inference.cli import local
 from barrel_inference.cli.report import Json, print_json
+from barrel_inference.config import RuntimeConfig
 
 WARM_UP_TOKENS = 8
 SHORT_PROMPT = 16
@@ -55,13 +56,9 @@ def bench(
 
 
 async def _measure(name: str, n_prompt: int, n_tokens: int, widths: list[int], gpu_layers: int) -> Figures:
-    options: dict[str, Any] = {
-        "model_path": (await local.find(name)).path,
-        "model_opts": {"n_gpu_layers": gpu_layers},
-        "context_opts": {"n_ctx": max(n_prompt, SHORT_PROMPT) + n_tokens, "n_seq_max": max(widths)},
-    }
-    async with AsyncRuntime() as runtime:
-        model = await runtime.load_model(**options)
+    context = {"n_ctx": max(n_prompt, SHORT_PROMPT) + n_tokens, "n_seq_max": max(widths)}
+    options = {"model_opts": {"n_gpu_layers": gpu_layers}, "context_opts": context}
+    async with local.loaded(await local.find(name), RuntimeConfig(), **options) as model:
         await _ask(model, _prompt(model, SHORT_PROMPT, 0), WARM_UP_TOKENS, cache="off")
         prompt = _prompt(model, n_prompt, 1)
         read_s, _ = await _ask(model, prompt, 1)

@@ -49,9 +49,9 @@ async def loaded(entry: Entry, config: RuntimeConfig, **options: Any) -> AsyncIt
 
 
 async def load(runtime: AsyncRuntime, entry: Entry, *, cache: bool = True, **options: Any) -> AsyncModel:
-    """With the entry's own options under these; saving to the first tier of the configuration."""
-    tier = runtime.config.tiers[0]
-    saving = {"tier": tier.kind, "tier_srv": tier.name} if cache else {"cache": False}
+    """With the entry's own options under these; saving to the first tier of the configuration, if it names any."""
+    tier = next(iter(runtime.config.tiers), None)
+    saving = {"tier": tier.kind, "tier_srv": tier.name} if tier and cache else {"cache": cache}
     return await runtime.load_model(model_path=entry.path, **merge(entry.load, options), **saving)
 
 
