@@ -36,5 +36,13 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text("[server]\nprot = 1\n")
     assert main(["config", "check", str(file)]) == 2
     assert "did you mean 'port'?" in capsys.readouterr().err
-    file.write_text("[server]\nport = 8081\n")
+    for line, cure in {
+        'modle_path = "/x"': "server.models.mine.modle_path'; did you mean 'model_path'",
+        "context_opts = { n_ctxx = 1 }": "did you mean 'n_ctx'",
+        "parameters = { temprature = 1 }": "did you mean temperature",
+    }.items():
+        file.write_text(f"[server.models.mine]\n{line}\n")
+        assert main(["config", "check", str(file)]) == 2
+        assert cure in capsys.readouterr().err
+    file.write_text("[server]\nport = 8081\n[server.models.mine]\nmodel_path = '/x'\nsystem = 'Be brief.'\n")
     assert main(["config", "check", str(file)]) == 0

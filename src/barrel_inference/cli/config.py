@@ -13,6 +13,7 @@ from barrel_inference.cli.report import Json, print_json
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.options import config_file, layered
 from barrel_inference.server.environment import configuration
+from barrel_inference.server.models.catalog import check as check_models
 
 SECRETS = ("api_keys", "hf_token", "registry_credentials")
 
@@ -50,7 +51,7 @@ def check(
     """
     path = file or config_file()
     if path is not None:
-        layered(RuntimeConfig(), file=path, environ={}, flags={})
+        check_models(layered(RuntimeConfig(), file=path, environ={}, flags={}).server.models)
     if json:
         print_json({"file": path and str(path), "valid": True})
     elif path is None:

@@ -11,7 +11,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from barrel_inference.config import LoadArguments
 from barrel_inference.errors import ModelNotFoundError
+from barrel_inference.options import build
+from barrel_inference.registry.modelfile import check_parameters
 from barrel_inference.types import Value
 
 _ENTRY_OPTIONS = ("parameters", "system", "template", "messages", "license")
@@ -57,10 +60,19 @@ class Catalog(Protocol):
         """Newest first."""
 
 
+def check(models: Mapping[str, Mapping[str, Any]]) -> None:
+    """``server.models``: what each is made of. Raises ConfigError, and ModelfileError for a parameter."""
+    for name, options in models.items():
+        load = {key: value for key, value in options.items() if key not in _ENTRY_OPTIONS}
+        build(LoadArguments(), load, prefix=f"server.models.{name}.")
+        check_parameters(options.get("parameters", {}))
+
+
 class Configured:
-    """The models that the configuration names, in front of another catalogue."""
+    """The models that the configuration names, in front of another catalogue. Raises what ``check`` raises."""
 
     def __init__(self, models: Mapping[str, Mapping[str, Any]], rest: Catalog | None = None) -> None:
+        check(models)
         self._entries = {tagged(name): _entry(tagged(name), options) for name, options in models.items()}
         self._rest = rest
 
