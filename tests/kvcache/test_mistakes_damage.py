@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -319,6 +320,35 @@ def test_mistake_18_two_processes_on_one_directory(tmp_path: Path) -> None:
     used = tier.quota.used()
     assert tier.quota.recount(tier.allocated) is not None
     assert used >= tier.quota.used()  # two writers of one object count it twice at most until the recount
+
+
+class Halfway(Medium):
+    """Stops in the middle of each object until it may go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def write(self, path: Path, parts: Sequence[memoryview | bytes]) -> int:
+        data = b"".join(parts)
+        super().write(path, [data[: len(data) // 2]])
+        self.reached.set()
+        assert self.go_on.wait(60.0)
+        with path.open("ab") as file:
+            file.write(data[len(data) // 2 :])
+        return path.stat().st_blocks * 512
+
+
+def test_mistake_18_what_is_half_written_is_not_there(tmp_path: Path) -> None:
+    medium, backend = Halfway(), FakeBackend()
+    one = Runner(backend, open_with_medium(backend, options(spec(tmp_path)), medium))
+    one.run(PROMPT[:100], flush=False)
+    assert medium.reached.wait(60.0)
+    other = runner(tmp_path)
+    assert other.run(PROMPT[:100], cache="read").restored == 0
+    assert other.checkpoints.counters["corrupt"] == 0
+    medium.go_on.set()
+    assert one.checkpoints.flush(60.0)
+    assert other.run(PROMPT[:100], cache="read").restored == 99
 
 
 def test_another_workers_objects_are_found(tmp_path: Path) -> None:
