@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barrel_inference.errors import InvalidNameError
 from barrel_inference.registry.names import (
+    PLAIN,
     ModelName,
     is_shortest,
     name_of,
@@ -116,6 +117,25 @@ def test_specs(text: str, canonical: str, name: str) -> None:
 def test_what_is_no_spec(text: str) -> None:
     with pytest.raises(InvalidNameError):
         parse_spec(text)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.from_regex(PLAIN, fullmatch=True))
+def test_what_looks_plain_is_right(text: str) -> None:
+    name, tag, digest = text.split(" ")
+    assert is_shortest(ModelName(name, tag)) and parse_digest(digest) == digest
+
+
+@pytest.mark.parametrize(
+    ("name", "is_plain"),
+    [
+        *(("m t", True), ("a/m t", True), ("host:5/a/m t", True), ("host/library/m t", True)),
+        *(("Library/m t", False), ("library/m t", False), ("Registry.Ollama.ai/a/m t", False), ("a/b/c/d t", False)),
+        *(("m:t t", False), ("m t/x", False), ("m t ", False), ("/m t", False), (".m t", False)),
+    ],
+)
+def test_what_looks_plain(name: str, is_plain: bool) -> None:
+    assert bool(PLAIN.fullmatch(f"{name} sha256:{HEX}")) == is_plain
 
 
 @given(st.text())

@@ -19,6 +19,7 @@ from barrel_inference.registry.names import parse_name
 from barrel_inference.registry.store import Store
 
 DIGEST = "sha256:" + "ab" * 32
+DEEP = b'{"a":' * 100_000
 
 
 def manifest(name: str = "m:latest", **fields: Any) -> Manifest:
@@ -45,12 +46,18 @@ def test_round_trip_keeps_unknown_fields(store: Store) -> None:
     assert written["from_the_future"] == {"a": [1]} and written["system"] == "hello" and "extra" not in written
 
 
+def test_an_unknown_field_may_have_any_name() -> None:
+    content = json.dumps({**json.loads(encode(manifest())), "extra": {"name": "x"}, "from_the_future": 1})
+    assert decode(content.encode()).extra == {"extra": {"name": "x"}, "from_the_future": 1}
+    assert json.loads(encode(decode(content.encode()))) == json.loads(content)
+
+
 def test_encode_and_decode_agree() -> None:
     given = manifest("a/b:c", parameters={"stop": ["x"]}, license=("l",), extra={"k": 1})
     assert decode(encode(given)) == given
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 600, b"{", b"[]", b'{"name": 5}', b"\xff\xfe", b'{"name":"x"}'])
+@pytest.mark.parametrize("content", [b"", b"\0" * 600, b"{", b"[]", b'{"name": 5}', b"\xff\xfe", b'{"name":"x"}', DEEP])
 def test_unreadable_manifests_are_set_aside_and_stop_nothing(store: Store, registry: Registry, content: bytes) -> None:
     store.write(manifest("good"))
     store.write(manifest("bad"))

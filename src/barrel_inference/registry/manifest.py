@@ -10,7 +10,7 @@ import msgspec
 
 from barrel_inference.errors import ManifestError
 from barrel_inference.registry.gguf import GgufInfo
-from barrel_inference.registry.names import ModelName, is_shortest, parse_digest
+from barrel_inference.registry.names import PLAIN, ModelName, is_shortest, parse_digest
 
 DEFAULT_CONTEXT = 4096
 MAX_MANIFEST_BYTES = 16 << 20
@@ -25,7 +25,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     scale: float = 1.0  # adapters only
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """Everything needed to list, show and load the model without opening its file. ``extra`` keeps unknown fields."""
 
     name: str
@@ -61,16 +61,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
         return ModelName(self.name, self.tag)
 
     @property
+    def weights(self) -> tuple[File, ...]:
+        """The model's own file or shards."""
+        return self.shards or (File(digest=self.digest, blob_path=self.blob_path, size_bytes=self.size_bytes),)
+
+    @property
     def files(self) -> tuple[File, ...]:
         """Every file the model needs, the main one first."""
-        main = File(digest=self.digest, blob_path=self.blob_path, size_bytes=self.size_bytes)
-        more = (self.projector,) if self.projector else ()
-        return (*(self.shards or (main,)), *more, *self.adapters)
+        return (*self.weights, *((self.projector,) if self.projector else ()), *self.adapters)
 
     @property
     def digests(self) -> tuple[str, ...]:
         more = (*self.shards, *self.adapters, *((self.projector,) if self.projector else ()))
-        return (self.digest, *(file.digest for file in more if file.digest != self.digest))
+        return (self.digest, *[file.digest for file in more if file.digest != self.digest])
 
     @property
     def total_bytes(self) -> int:
@@ -93,23 +96,45 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
 
 _FIELDS = frozenset(field.name for field in msgspec.structs.fields(Manifest)) - {"extra"}
+_DECODER = msgspec.json.Decoder(Manifest)
 
 
 def decode(content: bytes) -> Manifest:
     """A manifest that is valid in itself; ``ManifestError`` says what is wrong."""
     try:
-        value = msgspec.json.decode(content)
-        if not isinstance(value, dict):
-            raise ManifestError("not a JSON object")
-        extra = {key: value[key] for key in value.keys() - _FIELDS}
-        manifest = msgspec.convert({**value, "extra": extra} if extra else value, Manifest)
-        for digest in manifest.digests:
-            parse_digest(digest)
-        if not is_shortest(manifest.model_name):
-            raise ManifestError(f"it names {manifest.model_name}, which is not in shortest form")
-    except msgspec.MsgspecError as error:
+        manifest = _decode_known(content) or _decode_any(content)
+        _check(manifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ManifestError(str(error) if content.strip(b"\0 \n") else "empty") from None
     return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    is_one_file = not (manifest.shards or manifest.adapters or manifest.projector)
+    if is_one_file and PLAIN.fullmatch(f"{manifest.name} {manifest.tag} {manifest.digest}"):
+        return
+    for digest in manifest.digests:
+        parse_digest(digest)
+    if not is_shortest(manifest.model_name):
+        raise ManifestError(f"it names {manifest.model_name}, which is not in shortest form")
+
+
+def _decode_known(content: bytes) -> Manifest | None:
+    """None for one with unknown fields, ``extra`` among them, or with anything wrong: most have none, and a thousand
+    must be read in milliseconds."""
+    try:
+        manifest = _DECODER.decode(content)
+    except msgspec.ValidationError:
+        return None
+    return None if manifest.extra else manifest
+
+
+def _decode_any(content: bytes) -> Manifest:
+    value = msgspec.json.decode(content)
+    if not isinstance(value, dict):
+        raise ManifestError("not a JSON object")
+    extra = {key: value[key] for key in value.keys() - _FIELDS}
+    return msgspec.convert({**{key: value[key] for key in value.keys() & _FIELDS}, "extra": extra}, Manifest)
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -29,6 +29,13 @@ _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}")
+# name, tag and digest of most models in one look, since a thousand must be checked in milliseconds; what is not found
+# plain may still be right
+PLAIN = re.compile(
+    rf"(?:(?!(?i:{DEFAULT_NAMESPACE})/){_NAMESPACE.pattern}/"
+    rf"|(?!(?i:{re.escape(DEFAULT_HOST)})/)[A-Za-z0-9_][A-Za-z0-9_.:-]{{0,79}}/{_NAMESPACE.pattern}/)?"
+    rf"{_PART.pattern} {_PART.pattern} sha256:[0-9a-f]{{64}}"
+)
 _MAX_ENCODED = 250  # a file name has at most 255 bytes
 
 Scheme = Literal["ollama", "hf", "https", "http", "file", "pypi"]
@@ -89,10 +96,6 @@ def parse_name(text: str) -> ModelName:
 
 def is_shortest(name: ModelName) -> bool:
     """Whether this is a valid name in the form that ``parse_name`` gives it."""
-    namespace, _, model = name.name.rpartition("/")
-    usual = not namespace or (_NAMESPACE.fullmatch(namespace) and namespace.lower() != DEFAULT_NAMESPACE)
-    if usual and _PART.fullmatch(model) and _PART.fullmatch(name.tag):
-        return not name.name.startswith("/")  # most names, and a thousand must be checked in milliseconds
     try:
         return parse_name(str(name)) == name
     except InvalidNameError:

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from barrel_inference.config import RegistryOpts
-from barrel_inference.errors import InvalidNameError, ManifestError, ModelNotFoundError, ReadOnlyError
+from barrel_inference.errors import (
+    DiskFullError,
+    InvalidNameError,
+    ManifestError,
+    ModelNotFoundError,
+    ReadOnlyError,
+    RegistryError,
+)
 from barrel_inference.registry.blobs import Blobs
 from barrel_inference.registry.files import Root, absolute, sync_directory, write_atomic, writing
 from barrel_inference.registry.manifest import MAX_MANIFEST_BYTES, Manifest, decode, encode
@@ -23,6 +30,7 @@ from barrel_inference.registry.names import BUILT_IN, ModelName, is_path, name_o
 
 SUFFIX = ".json"
 BAD = ".bad"
+_READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 
 Stamp = tuple[int, int, int]  # inode, size, time: tells one content of a path from another
 
@@ -57,6 +65,9 @@ class Store:
         listing.manifests.sort(key=lambda manifest: (manifest.modified_at, manifest.name, manifest.tag), reverse=True)
         return listing
 
+    def installed(self) -> Sequence[Manifest]:
+        return self.list().manifests
+
     def find(self, name: ModelName) -> Manifest | None:
         """The manifest of exactly this name and tag, whatever their case; ``ManifestError`` if it is unreadable."""
         try:
@@ -78,8 +89,24 @@ class Store:
     def write(self, manifest: Manifest) -> None:
         """Replace or add. A name that exists in another case keeps the case it has."""
         path = self.path(manifest.model_name)
-        self._root.make(path.parent)
+        self._make_directory(path.parent, manifest.model_name)
         write_atomic(path, encode(manifest))
+
+    def _make_directory(self, directory: Path, name: ModelName) -> None:
+        try:
+            self._root.make(directory)
+        except RegistryError as error:
+            if (
+                isinstance(error, DiskFullError)
+                or ":" not in directory.name
+                or directory.exists()
+                or not os.access(self._root.manifests, os.W_OK)
+            ):
+                raise
+            raise RegistryError(  # FAT and exFAT
+                f"this file system takes no file name with ':', which stands for '/' in {name}; choose a name without, "
+                "or set model_cache_dir to another file system"
+            ) from None
 
     def remove(self, name: ModelName) -> None:
         path = self.path(name)
@@ -196,7 +223,7 @@ class Ground(NamedTuple):
 
 def _content(path: str) -> tuple[Stamp, bytes]:
     """A file object for each of a thousand files would take as long as all the rest."""
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    fd = os.open(path, _READ)
     try:
         stamp = _stamp(os.fstat(fd))
         if stamp[1] > MAX_MANIFEST_BYTES:

@@ -3,6 +3,8 @@ long run is ``scripts/fuzz_gguf``."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -48,3 +50,9 @@ def test_damaged_files(edits: list[tuple[int, bytes]], cut: int | None) -> None:
 @given(st.binary(max_size=400))
 def test_garbage(content: bytes) -> None:
     survives(b"GGUF\3\0\0\0" + content)
+
+
+def test_the_long_run_runs(tmp_path: Path) -> None:
+    script = Path(__file__).parents[3] / "scripts" / "fuzz_gguf"
+    done = subprocess.run([sys.executable, script, "300", "1"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("300 inputs (seed 1), ")

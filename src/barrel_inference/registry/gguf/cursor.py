@@ -15,8 +15,9 @@ MAX_HEADER_BYTES = 256 << 20  # the largest real vocabularies need about 20 MB
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-BATCH = 64  # strings stepped over at once
-_COMMON_LENGTHS = (6, 5, 7, 8, 4, 9, 10, 11, 3, 12, 2, 13, 1, *range(14, 64), 0)  # of tokens and merges, likely first
+BATCH = 256  # strings stepped over at once
+# Likely ones first, as counted in real vocabularies; the longest are runs of spaces and merges of two of them.
+_COMMON_LENGTHS = (6, 7, 8, 5, 9, 10, 4, 11, 3, 12, 2, 1, 0, *range(13, 136))
 
 
 class Cursor:
@@ -70,7 +71,7 @@ class Cursor:
                 self.skip(beyond, what)
 
     def _leap(self, count: int) -> int:
-        """Step over whole batches of short strings; returns how many strings. Twice as fast as ``_walk``."""
+        """Step over whole batches of short strings; returns how many strings. Three times as fast as ``_walk``."""
         match_batch, walked = _short_strings().match, 0
         while walked + BATCH <= count and (match := match_batch(self._window, self._pos)):
             self._pos = match.end()
@@ -107,6 +108,6 @@ class Cursor:
 @functools.cache
 def _short_strings() -> re.Pattern[bytes]:
     """A batch of strings, each its length and so many bytes: the regular expression engine is the fastest loop over
-    bytes that Python has. Atomic, so that it never looks back."""
-    one = b"|".join(b"\\x%02x\\0{7}.{%d}" % (length, length) for length in _COMMON_LENGTHS)
+    bytes that Python has. Atomic (``+`` after a repeat), so that it never looks back nor remembers where it could."""
+    one = b"|".join(b"\\x%02x\\0{7}+.{%d}+" % (length, length) for length in _COMMON_LENGTHS)
     return re.compile(b"(?s:(?:%b){%d}+)" % (one, BATCH))
