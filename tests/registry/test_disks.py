@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from barrel_inference.errors import DiskFullError, ReadOnlyError
+from barrel_inference.errors import DiskFullError, ReadOnlyError, RegistryError
 from barrel_inference.registry import Registry
+from barrel_inference.registry.blobs import _link_or_point
 from barrel_inference.registry.download.part import SPARE_BYTES, Part
 from tests.registry.conftest import open_registry, pull
 from tests.registry.weights import model
@@ -74,6 +76,14 @@ def test_a_full_disk_in_the_middle_of_a_write() -> None:
         part._plan(100, 100)
         with pytest.raises(DiskFullError, match="barrel-inference gc"):
             part.write(part.pieces[0], b"x")
+
+
+def test_a_file_system_without_links(tmp_path: Path) -> None:
+    target = Path("/sys/barrel-inference.gguf")
+    if os.geteuid() or not os.access(target.parent, os.W_OK):
+        pytest.skip("there is no sysfs that can be tried")
+    with pytest.raises(RegistryError, match="a split model needs links"):
+        _link_or_point(tmp_path, target)
 
 
 def test_a_read_only_root_can_be_read_and_says_why_it_cannot_be_changed(disk: Path) -> None:

@@ -3,6 +3,7 @@ and synced; owns nothing but the directory's path."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from barrel_inference.errors import DigestMismatchError, InvalidModelError
+from barrel_inference.errors import DigestMismatchError, InvalidModelError, RegistryError
 from barrel_inference.registry.files import Root, sync_directory, writing
 from barrel_inference.registry.names import parse_digest
 
@@ -119,7 +120,18 @@ def _link_or_point(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
+        _point(source, target)
+
+
+def _point(source: Path, target: Path) -> None:
+    try:
         target.symlink_to(source)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP):
+            raise
+        raise RegistryError(
+            "a split model needs links, which this file system does not have; set model_cache_dir to another one"
+        ) from None
 
 
 def remove_entry(path: Path) -> int:

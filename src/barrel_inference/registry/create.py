@@ -200,7 +200,7 @@ class _Builder:
         return found
 
     async def _local(self, path: Path) -> Brought:
-        return await self._installation.bring(Artifact("model", local=path), self._network, None)
+        return await self._installation.bring(Artifact("model", local=path), self._network)
 
     async def _model(self, text: str) -> Manifest:
         """An installed model, pulled first if need be; all its blobs are held from here on."""

@@ -32,6 +32,7 @@ from barrel_inference.registry.store import Ground, Store
 WAIT_S = 0.25
 
 OnStatus = Callable[[dict[str, Any]], None]
+Previous = Callable[[], Manifest | None]
 
 
 class Brought(NamedTuple):
@@ -68,8 +69,9 @@ class Installation:
     ) -> None:
         await asyncio.shield(asyncio.to_thread(self._close))
 
-    async def bring(self, artifact: Artifact, network: Network, previous: Manifest | None) -> Brought:
-        """Fetch or register one file; it is checked to be GGUF and its digest verified before it gets its name."""
+    async def bring(self, artifact: Artifact, network: Network, previous: Previous = lambda: None) -> Brought:
+        """Fetch or register one file; it is checked to be GGUF and its digest verified before it gets its name.
+        ``previous`` finds the model that an earlier pull of the same spec installed."""
         if artifact.held is not None:
             return Brought(artifact.held.digest, Path(artifact.held.blob_path), artifact.held.size_bytes)
         if artifact.remote is not None:
@@ -113,13 +115,13 @@ class Installation:
             return None
         return here
 
-    async def _fetch(self, remote: Remote, network: Network, previous: Manifest | None) -> Brought:
+    async def _fetch(self, remote: Remote, network: Network, previous: Previous) -> Brought:
         if remote.digest and (here := await self.claim_sound(remote.digest, remote.size)):
             self._progress(remote, here.size_bytes, here.size_bytes)
             return here
         part = await self._acquire(remote)
         try:
-            if here := await self._finished_meanwhile(remote, network, previous):
+            if here := await self._finished_meanwhile(remote, network, previous()):
                 part.discard()
                 return here
             digest, version = await self._download(remote, part, network)

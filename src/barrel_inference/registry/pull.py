@@ -24,10 +24,10 @@ async def pull(ground: Ground, spec: Spec, name: ModelName, insecure: bool, stat
     """Install what ``spec`` means as ``name``; reports to ``status``. Raises RegistryError, InvalidModelError."""
     status({"status": "pulling manifest"})
     async with Installation(ground, status) as installation, Network(policy(ground, insecure)) as network:
-        previous = functools.partial(ground.store.pulled_from, spec.canonical)
-        context = Context(network, ground.options, insecure, installation, previous, status)
+        context = Context(network, ground.options, insecure, installation, ground.store.installed, status)
         resolution = await resolver(spec)(spec, context)
-        brought = [(a, await installation.bring(a, network, previous())) for a in resolution.artifacts]
+        previous = functools.partial(ground.store.pulled_from, spec.canonical)
+        brought = [(a, await installation.bring(a, network, previous)) for a in resolution.artifacts]
         status({"status": "verifying sha256 digest"})
         manifest = assemble(ground, name, spec.canonical, brought, resolution)
         status({"status": "writing manifest"})

@@ -258,7 +258,7 @@ async def test_after_a_reboot_only_synced_bytes_count(download: Download) -> Non
     rebooted.close()
 
 
-@pytest.mark.parametrize("damage", [b"", b"\0" * 5000, b"{}", b"{" * 4096 + b"\xff" * 99])
+@pytest.mark.parametrize("damage", [b"", b"\0" * 5000, b"{}", b"{" * 4096 + b"\xff" * 99, b'{"a":' * 800])
 async def test_a_damaged_sidecar_only_costs_the_download(download: Download, damage: bytes) -> None:
     download.hub.bytes_per_s = 20e6
     await download.stop_after(4_000_000)

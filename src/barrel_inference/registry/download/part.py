@@ -196,7 +196,7 @@ class Part:
         try:
             with self._state_path.open("rb") as file:
                 return msgspec.json.decode(file.read(HEADER_BYTES).rstrip(b"\0"), type=_Header)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (OSError, msgspec.MsgspecError, RecursionError):
             return None
 
     def _open_state(self) -> None:

@@ -19,6 +19,7 @@ MAX_BACKOFF_S = 30.0
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 Sleep = Callable[[float], Awaitable[None]]
+Renew = Callable[[aiohttp.ClientResponse], Awaitable[Credential | None]]
 Result = TypeVar("Result")
 
 
@@ -31,12 +32,14 @@ class Remote(NamedTuple):
     size: int | None = None
     credential: Credential | None = None
     n_copies: int = 1  # how often its bytes will be on the disk at the same time
+    renew: Renew | None = None  # another credential, from a 401: tokens live for minutes, downloads for hours
 
 
 class Server:
     def __init__(self, network: Network, remote: Remote, options: RegistryOpts, sleep: Sleep) -> None:
         self._network, self._remote, self._options, self._sleep = network, remote, options, sleep
         self._direct: str | None = None
+        self._credential = remote.credential
         self._failures = 0  # in a row, without a byte of progress
 
     async def probe(self) -> tuple[Version, bool]:
@@ -50,12 +53,16 @@ class Server:
     async def get(self, headers: dict[str, str]) -> aiohttp.ClientResponse:
         """Ask where the last redirect led; when that has expired, as signed URLs do, ask the source again."""
         if self._direct:
-            response = await self._network.get(self._direct, headers=headers, credential=self._remote.credential)
+            response = await self._network.get(self._direct, headers=headers, credential=self._credential)
             if response.status in (200, 206, 416):
                 return response
             response.release()
             self._direct = None
-        response = await self._network.get(self._remote.url, headers=headers, credential=self._remote.credential)
+        response = await self._network.get(self._remote.url, headers=headers, credential=self._credential)
+        if response.status == 401 and self._remote.renew and (fresh := await self._remote.renew(response)):
+            response.release()
+            self._credential = fresh
+            response = await self._network.get(self._remote.url, headers=headers, credential=fresh)
         if str(response.url) != self._remote.url:
             self._direct = str(response.url)
         return response

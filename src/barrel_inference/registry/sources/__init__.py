@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
 
 from barrel_inference.config import RegistryOpts
+from barrel_inference.errors import PullError
 from barrel_inference.registry.manifest import File, Manifest
 from barrel_inference.registry.names import Spec
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from barrel_inference.registry.download.server import Remote
     from barrel_inference.registry.install import Installation
 
+Shape = TypeVar("Shape")
 Role = Literal["model", "projector", "adapter"]
 MAX_TEXT_BYTES = 4 << 20  # manifests, templates, licences, listings
 
@@ -40,13 +44,13 @@ class Resolution(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a source may use. ``previous`` finds the model that an earlier pull of the spec installed."""
+    """What a source may use. ``installed``: every model that is here, newest first."""
 
     network: Network
     options: RegistryOpts
     insecure: bool
     installation: Installation
-    previous: Callable[[], Manifest | None]
+    installed: Callable[[], Sequence[Manifest]]
     status: Callable[[dict[str, Any]], None]
 
 
@@ -66,3 +70,11 @@ def resolver(spec: Spec) -> Resolve:
         "pypi": pypi.resolve,
     }
     return table[spec.scheme]
+
+
+def understood(content: str | bytes, shape: type[Shape], what: str) -> Shape:
+    """Somebody else's JSON; ``PullError`` when it is none, or has another shape."""
+    try:
+        return msgspec.json.decode(content, type=shape)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise PullError(f"{what} is not understood: {error}") from None

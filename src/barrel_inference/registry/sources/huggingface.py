@@ -15,7 +15,7 @@ from barrel_inference.registry.download.network import Credential, Network, Netw
 from barrel_inference.registry.download.server import Remote
 from barrel_inference.registry.gguf import is_first_of_model, shard_paths
 from barrel_inference.registry.names import Spec
-from barrel_inference.registry.sources import MAX_TEXT_BYTES, Artifact, Context, Resolution
+from barrel_inference.registry.sources import MAX_TEXT_BYTES, Artifact, Context, Resolution, understood
 
 PREFERRED = ("Q4_K_M", "Q5_K_M", "Q4_0", "Q8_0")
 _MAX_LISTING = 4 * MAX_TEXT_BYTES
@@ -74,10 +74,7 @@ async def search_hub(query: str, limit: int, options: RegistryOpts) -> list[dict
         response, body = await network.read(url, MAX_TEXT_BYTES, credential=_credential(options))
     if response.status != 200:
         raise PullError(f"the search answered {response.status}", status=response.status)
-    try:
-        found = msgspec.json.decode(body, type=list[_Found])
-    except msgspec.MsgspecError as error:
-        raise PullError(f"the search's answer is not understood: {error}") from None
+    found = understood(body, list[_Found], "the search's answer")
     return [{"name": f"hf://{item.id}", "downloads": item.downloads, "likes": item.likes} for item in found]
 
 
@@ -104,10 +101,7 @@ async def _listing(spec: Spec, context: Context) -> _Repository:
         raise PullError(f"{spec.location}@{spec.version or 'main'} does not exist on the Hub", status=404)
     if response.status != 200:
         raise PullError(f"the Hub answered {response.status} for {spec.location}", status=response.status)
-    try:
-        return msgspec.json.decode(body, type=_Repository)
-    except msgspec.MsgspecError as error:
-        raise PullError(f"the Hub's listing of {spec.location} is not understood: {error}") from None
+    return understood(body, _Repository, f"the Hub's listing of {spec.location}")
 
 
 def _remote(spec: Spec, context: Context, commit: str, file: _Sibling) -> Remote:

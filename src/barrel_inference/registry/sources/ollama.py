@@ -4,9 +4,10 @@ may want authorization, and a login goes to the host it belongs to only."""
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import re
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
@@ -17,7 +18,7 @@ from barrel_inference.registry.blobs import require_digest
 from barrel_inference.registry.download.network import Credential, TransientError, host_and_port, origin_of
 from barrel_inference.registry.download.server import Remote
 from barrel_inference.registry.names import DEFAULT_HOST, Spec, parse_digest
-from barrel_inference.registry.sources import MAX_TEXT_BYTES, Artifact, Context, Resolution, Role
+from barrel_inference.registry.sources import MAX_TEXT_BYTES, Artifact, Context, Resolution, Role, understood
 
 ACCEPT = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json"
 MAX_LAYERS = 1000
@@ -39,6 +40,11 @@ class _Layer(msgspec.Struct, rename="camel"):
         return "model" if "gguf" in self.media_type.lower() else self.media_type
 
 
+class _Message(TypedDict):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
 class _Manifest(msgspec.Struct):
     layers: list[_Layer]
 
@@ -55,7 +61,7 @@ async def resolve(spec: Spec, context: Context) -> Resolution:
     layers = manifest.layers
     if len(layers) > MAX_LAYERS or any(layer.size < 0 for layer in layers):
         raise PullError("the registry's manifest is not sane")
-    artifacts = tuple(_artifact(repository, layer) for layer in layers if layer.kind in _ROLES)
+    artifacts = tuple(_artifact(repository, layer, context) for layer in layers if layer.kind in _ROLES)
     if not any(artifact.role == "model" for artifact in artifacts):
         kinds = ", ".join(sorted({layer.kind for layer in layers})) or "nothing"
         raise UnsupportedError(f"{spec.canonical} holds no GGUF model (but {kinds})")
@@ -66,10 +72,11 @@ async def resolve(spec: Spec, context: Context) -> Resolution:
     return Resolution(artifacts, fields)
 
 
-def _artifact(repository: _Repository, layer: _Layer) -> Artifact:
+def _artifact(repository: _Repository, layer: _Layer, context: Context) -> Artifact:
     digest = _digest(layer)
     url = f"{repository.url}/blobs/{digest}"
-    return Artifact(_ROLES[layer.kind], Remote(url, digest, digest, layer.size, repository.credential))
+    renew = functools.partial(_authorize, url=repository.url, context=context)
+    return Artifact(_ROLES[layer.kind], Remote(url, digest, digest, layer.size, repository.credential, renew=renew))
 
 
 def _digest(layer: _Layer) -> str:
@@ -84,20 +91,13 @@ def _add_text(fields: dict[str, Any], kind: str, text: str) -> None:
         case "license":
             fields["license"] = (*fields.get("license", ()), text)
         case "params":
-            fields["parameters"] = _json(text, kind, dict)
+            fields["parameters"] = understood(text, dict[str, Any], "the model's params layer")
         case "messages":
-            fields["messages"] = tuple(_json(text, kind, list))
+            fields["messages"] = tuple(understood(text, list[_Message], "the model's messages layer"))
         case "prompt":
             fields.setdefault("template", text)
         case _:
             fields[kind] = text
-
-
-def _json(text: str, kind: str, shape: type) -> Any:
-    try:
-        return msgspec.json.decode(text, type=shape)
-    except msgspec.MsgspecError as error:
-        raise PullError(f"the model's {kind} layer is not understood: {error}") from None
 
 
 async def _text(repository: _Repository, layer: _Layer, context: Context) -> str:
@@ -139,10 +139,7 @@ async def _manifest_from(url: str, spec: Spec, context: Context) -> tuple[_Repos
         response, body = await context.network.read(target, MAX_TEXT_BYTES, headers=headers, credential=credential)
     if response.status != 200:
         raise _refused(response.status, spec)
-    try:
-        return _Repository(url, credential), msgspec.json.decode(body, type=_Manifest)
-    except msgspec.MsgspecError as error:
-        raise PullError(f"the registry's manifest is not understood: {error}") from None
+    return _Repository(url, credential), understood(body, _Manifest, "the registry's manifest")
 
 
 def _refused(status: int, spec: Spec) -> PullError:
@@ -171,7 +168,7 @@ async def _authorize(response: aiohttp.ClientResponse, url: str, context: Contex
     answer, body = await context.network.read(realm, MAX_TEXT_BYTES, credential=_login(realm, context))
     if answer.status != 200:
         raise PullError(f"no access token from {urlsplit(realm).hostname} ({answer.status})", status=answer.status)
-    value: dict[str, Any] = _json(body.decode("utf-8", "replace"), "token", dict)
+    value = understood(body, dict[str, Any], "the registry's token")
     token = value.get("token") or value.get("access_token")
     return Credential(origin_of(url), f"Bearer {token}") if isinstance(token, str) else None
 

