@@ -12,6 +12,7 @@ from barrel_inference.chat.template import Template
 from barrel_inference.errors import InvalidRequestError, SchemaError, UnsupportedError
 from barrel_inference.types import Constraint
 from tests.chat.pieces import DEFINITIONS, fed
+from tests.chat.tools.test_families import matcher
 
 THINKER = """\
 {%- if tools %}<|tools|>{{ tools | tojson }}<end>{% endif -%}
@@ -137,6 +138,24 @@ def test_a_form_and_tools_are_alternatives() -> None:
     assert prompt.constraint.grammar.startswith("start: tool_calls | answer\n")
     with pytest.raises(UnsupportedError):
         ask(plain(), tools=DEFINITIONS, constraint=Constraint(grammar="start: x"))
+
+
+@pytest.mark.parametrize(
+    ("form", "fits", "other"),
+    [
+        (Constraint(regex=r"a/b\/[0-9]"), "a/b/7", "a/b"),
+        (Constraint(choices=("a/b", "two\nlines", 'qu"ote', "a b-c.d")), "two\nlines", "aXb-c.d"),
+        (Constraint(choices=tuple(f"choice {n}" for n in range(3000))), "choice 2999", "choice x"),
+    ],
+)
+def test_forms_beside_tools_are_what_they_are_alone(form: Constraint, fits: str, other: str) -> None:
+    prompt = ask(plain(), tools=DEFINITIONS, constraint=form)
+    assert prompt.constraint is not None and prompt.constraint.grammar is not None
+    call = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+    for text, allowed in ((fits, True), (call, True), (other, False)):
+        made = matcher(prompt.constraint.grammar)
+        taken = made.try_consume_tokens(list(text.encode()))
+        assert (taken == len(text.encode()) and made.is_accepting()) == allowed
 
 
 def test_strict_tools_name_what_cannot_be_enforced() -> None:

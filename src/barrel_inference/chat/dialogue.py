@@ -18,7 +18,7 @@ from barrel_inference.chat.output import OutputParser, Parser, Shape, Thinking
 from barrel_inference.chat.profile import Profile, study
 from barrel_inference.chat.reasoning import Think
 from barrel_inference.chat.template import ChatTemplate, Rendered
-from barrel_inference.chat.tools import grammar, harmony, instructions
+from barrel_inference.chat.tools import grammar, harmony, instructions, plain_text
 from barrel_inference.chat.tools.syntax import Syntax, Tools, parameters
 from barrel_inference.errors import InvalidRequestError, TemplateError, UnsupportedError
 from barrel_inference.types import Constraint
@@ -302,9 +302,9 @@ def _lark(constraint: Constraint) -> str:
     if constraint.json_schema is not None:
         return f"%json {constraint.json_schema}"
     if constraint.choices is not None:
-        return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in constraint.choices)
+        return plain_text.term("|".join(map(plain_text.literal, constraint.choices)))  # one term, however many they are
     if constraint.regex is not None:
-        return "/" + constraint.regex.replace("/", r"\/") + "/"
+        return plain_text.term(constraint.regex)
     raise UnsupportedError("a grammar cannot be combined with tools that the model may call")
 
 

@@ -26,7 +26,7 @@ def choices(schema: Mapping[str, Any]) -> list[Any]:
 
 def text(rules: Rules, schema: Mapping[str, Any], ending: str) -> str:
     """A Lark rule for a text and the mark that ends it."""
-    terms = [f"/{_escaped(term)}/" for term in _terms(schema)] or [f"/{_ANY}*/"]
+    terms = [term(regex) for regex in _terms(schema)] or [term(f"{_ANY}*")]
     body = terms[0] if len(terms) == 1 else rules.add("TEXT", " & ".join(terms))
     return rules.add("text", body, f"[suffix={quote(ending)}]")
 
@@ -50,5 +50,12 @@ def _whole(pattern: str) -> str:
     return ("" if begins else f"{_ANY}*") + (f"({inner})" if inner else "") + ("" if ends else f"{_ANY}*")
 
 
-def _escaped(term: str) -> str:
-    return re.sub(r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), term)
+def term(regex: str) -> str:
+    """As Lark writes it."""
+    escaped = re.sub(r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), regex)
+    return f"/{escaped}/"
+
+
+def literal(words: str) -> str:
+    """A regular expression for just that."""
+    return "".join(r"\n" if letter == "\n" else re.escape(letter) for letter in words)
