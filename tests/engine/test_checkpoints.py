@@ -107,6 +107,26 @@ def test_generated_blocks_are_saved_while_generating(tmp_path: Path) -> None:
     assert one.checkpoints.counters["saves_finish"] >= 1
 
 
+@pytest.mark.parametrize(("kind", "restored"), [("plain", 290), ("swa", 290), ("recurrent", 256), ("hybrid", 256)])
+def test_no_more_than_the_context_size_is_kept_and_restored(tmp_path: Path, kind: str, restored: int) -> None:
+    facts = {"n_swa": 100} if kind == "swa" else {}
+
+    def limited(context_size: int | None) -> Runner:
+        backend = FakeBackend(kind, **facts)
+        return Runner(backend, open_on(backend, options(spec(tmp_path), context_size=context_size)))
+
+    first = limited(300)
+    assert first.run(PROMPT[:290], 2).finish_key is not None
+    assert first.run(PROMPT[290:] + PROMPT[:290], 2).finish_key is None
+    first.checkpoints.close()
+    other = limited(None)
+    assert other.run(PROMPT, 2).restored == restored
+    assert other.run(PROMPT[290:] + PROMPT, 2, cache="read").restored <= 300
+    assert other.run(PROMPT, 2).restored > 300
+    other.checkpoints.close()
+    assert limited(300).run(PROMPT, 2).restored <= 300
+
+
 def test_gates(tmp_path: Path) -> None:
     policy = Policy(min_tokens=100, cold_min_tokens=200, cold_max_tokens=256, boundary_trim_tokens=32)
     one = runner(tmp_path, policy=policy)

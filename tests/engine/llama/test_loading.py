@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from barrel_inference.config import ContextOpts, LoadOptions, ModelOpts
+from barrel_inference.engine.backend import DecodeStatus, Slice
 from barrel_inference.engine.llama import LlamaBackend, features
 from barrel_inference.engine.llama.binding import build, lib
 from barrel_inference.errors import ConfigError, InvalidModelError
@@ -189,3 +190,19 @@ def test_weights_that_may_not_be_locked_are_a_warning() -> None:
 def test_features_are_told() -> None:
     told = features()
     assert told["max_sequences"] >= 256 and "CPU" in told["system"]
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"n_batch": 1, "n_seq_max": 1},
+        {"n_ctx": 1, "n_batch": 1, "n_seq_max": 1},
+        {"n_batch": 3, "n_ubatch": 1, "n_seq_max": 3},
+        {"n_ctx": 64, "n_batch": 512, "n_seq_max": 254},
+    ],
+)
+def test_the_smallest_batches_and_the_most_sequences_do_not_end_the_process(context: dict[str, int]) -> None:
+    with opened(tiny_model("llama"), **context) as backend:
+        assert context["n_seq_max"] <= backend.info.n_batch <= context["n_batch"]
+        rows = [Slice(seq, 0, (5,), want_logits=True) for seq in range(context["n_seq_max"])]
+        assert backend.decode(rows, None) is DecodeStatus.OK

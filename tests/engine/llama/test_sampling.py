@@ -176,6 +176,14 @@ def test_nothing_to_choose_from_is_an_error(choice: Callable[[], Sampling], valu
         draws(choice(), 1, np.full(N_VOCAB, value, np.float32))
 
 
+def test_what_is_forbidden_is_never_chosen() -> None:
+    forbidden = dict.fromkeys(range(N_VOCAB), float("-inf"))
+    with pytest.raises(DecodeError, match="all are forbidden"):
+        draws(neutral(logit_bias=forbidden), 1)
+    del forbidden[3]
+    assert draws(neutral(logit_bias={**forbidden, 3: -1e300}), 5) == [3] * 5
+
+
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_logit_that_is_no_number_is_an_error_before_llama_sorts_it(choice: Callable[[], Sampling]) -> None:
     logits = LOGITS.copy()

@@ -80,11 +80,12 @@ def assemble(
     shape = Shape(layout.base is not None, layout.n_swa if layout.window else 0, layout.has_state)
     store = Store(tiers, save_tier, namespace, shape)
     reader = Reader(store, layout, clock)
-    restorer = Restorer(backend, store, reader, layout, touched)
+    max_tokens = options.context_size or backend.info.n_ctx
+    restorer = Restorer(backend, store, reader, layout, touched, max_tokens)
     saver = writer = None
     if save_tier is not None:
         writer = Writer(store, save_tier, layout, need_room=need_room, is_reading=lambda: reader.active > 0)
-        saver = Saver(backend, store, writer, layout, options.policy)
+        saver = Saver(backend, store, writer, layout, options.policy, max_tokens)
     return StoredCheckpoints(
         backend,
         store,

@@ -70,11 +70,13 @@ class StoredPlan:
 
 
 class Restorer:
-    """``find`` and ``release``: any thread. ``restore``: engine thread."""
+    """``find`` and ``release``: any thread. ``restore``: engine thread. At most ``max_tokens`` are restored."""
 
-    def __init__(self, backend: Backend, store: Store, reader: Reader, layout: Layout, touched: Touched) -> None:
+    def __init__(
+        self, backend: Backend, store: Store, reader: Reader, layout: Layout, touched: Touched, max_tokens: int
+    ) -> None:
         self._backend, self._store, self._reader, self._layout = backend, store, reader, layout
-        self._touched = touched
+        self._touched, self._max_tokens = touched, max_tokens
         self.counters: defaultdict[str, float] = defaultdict(float)
         self.prefill_s = 0.0  # per token, as the engine measured last; 0 = not known
 
@@ -93,7 +95,11 @@ class Restorer:
         nothing is read ahead."""
         tokens = tuple(tokens)
         chunk = min(SOLO_CHUNK, self._backend.info.n_batch)
-        limit = _limit(len(tokens), chunk, cold, cuts, free_from)
+        allowed = _limit(len(tokens), chunk, cold, cuts, free_from)
+
+        def limit(at: int) -> int:
+            return allowed(min(at, self._max_tokens))
+
         plan = StoredPlan(tokens, salt, limit, chunk, cold, at_least, _nothing(self._store))
         self._locate(plan)
         self.counters["lookups"] += 1
@@ -107,7 +113,7 @@ class Restorer:
 
     def look(self, tokens: Sequence[int], salt: str) -> Found:
         """What could be restored, whatever it costs; nothing is read."""
-        return lookup.find(self._store, tokens, salt=salt, limit=lambda at: at)
+        return lookup.find(self._store, tokens, salt=salt, limit=lambda at: min(at, self._max_tokens))
 
     def release(self, plan: StoredPlan) -> None:
         reading = plan.take_reading()

@@ -20,29 +20,34 @@ RUN_TOKENS = 512  # rows copied at once
 
 
 class Saver:
-    def __init__(self, backend: Backend, store: Store, writer: Writer, layout: Layout, policy: Policy) -> None:
+    """``max_tokens``: at most so many of a sequence are kept."""
+
+    def __init__(
+        self, backend: Backend, store: Store, writer: Writer, layout: Layout, policy: Policy, max_tokens: int
+    ) -> None:
         self._backend, self._store, self._writer = backend, store, writer
-        self._layout, self._policy = layout, policy
+        self._layout, self._policy, self._max_tokens = layout, policy, max_tokens
         self.counters: defaultdict[str, float] = defaultdict(float)
 
     def after_step(self, sequence: Sequence) -> None:
         if not self._may_save(sequence):
             return
-        n = len(sequence.tokens)
+        n = min(len(sequence.tokens), self._max_tokens)
         if self._layout.base is not None and (self._layout.window or not self._layout.has_state):
             limit, reason = save_limit(self._policy, sequence.n_prompt, n, sequence.saved, self._layout.n_swa)
             if limit > sequence.saved:
                 self._save(sequence, limit, reason, with_state=False)
-        if self._layout.has_state and self._is_state_due(sequence, n):
+        if self._layout.has_state and n == len(sequence.tokens) and self._is_state_due(sequence, n):
             self._save(sequence, n, "cold" if n < sequence.n_prompt else "continued", with_state=True)
 
     def finish(self, sequence: Sequence, reason: SaveReason) -> str | None:
         """Everything not saved yet, tail and state included; the finish key (hex), None when it is not kept."""
-        n = len(sequence.tokens)
+        n = min(len(sequence.tokens), self._max_tokens)
         if not self._may_save(sequence) or n < self._policy.min_tokens:
             return None
-        is_kept = self._save(sequence, n, reason, with_state=self._layout.has_state)
-        return self._finish_key(sequence).hex() if is_kept else None
+        is_all = n == len(sequence.tokens)
+        is_kept = self._save(sequence, n, reason, with_state=is_all and self._layout.has_state)
+        return self._finish_key(sequence).hex() if is_all and is_kept else None
 
     def _may_save(self, sequence: Sequence) -> bool:
         return sequence.cache in ("auto", "write") and not sequence.tainted

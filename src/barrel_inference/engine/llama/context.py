@@ -54,10 +54,11 @@ def open_context(weights: Weights, opts: ContextOpts) -> tuple[Any, bool]:
 
 def _params(opts: ContextOpts) -> Any:
     params = lib.llama_context_default_params()
-    params.n_ctx = opts.n_ctx * opts.n_seq_max
-    params.n_batch = min(opts.n_batch, opts.n_ctx)
-    params.n_ubatch = min(opts.n_ubatch or opts.n_batch, params.n_batch)
     params.n_seq_max = opts.n_seq_max + 1
+    # A cell and a row for each sequence, or llama.cpp aborts.
+    params.n_ctx = max(opts.n_ctx * opts.n_seq_max, params.n_seq_max)
+    params.n_batch = max(min(opts.n_batch, opts.n_ctx), params.n_seq_max)
+    params.n_ubatch = min(opts.n_ubatch or opts.n_batch, params.n_batch)
     if opts.embeddings:  # llama.cpp's pooling graph is made for a multiple of the sequences: for other sizes it aborts
         params.n_ubatch += -params.n_ubatch % params.n_seq_max
         params.n_batch = max(params.n_batch, params.n_ubatch)

@@ -31,7 +31,7 @@ def read_info(weights: Weights, options: LoadOptions, *, context: Any, flash_att
         description=weights.description(),
         n_ctx=opts.n_ctx,
         n_ctx_train=n_ctx_train,
-        n_batch=int(lib.llama_n_batch(context)) if context else opts.n_batch,
+        n_batch=_n_batch(context, options),
         n_ubatch=int(lib.llama_n_ubatch(context)) if context else opts.n_batch,
         n_seq_max=opts.n_seq_max,
         n_vocab=int(lib.llama_vocab_n_tokens(weights.vocab)),
@@ -58,6 +58,15 @@ def read_info(weights: Weights, options: LoadOptions, *, context: Any, flash_att
         build=build(),
         warnings=tuple(warnings),
     )
+
+
+def _n_batch(context: Any, options: LoadOptions) -> int:
+    """What may be decoded at once: the context may have been given room for more than was asked for."""
+    opts = options.context_opts
+    if context is None:
+        return opts.n_batch
+    n_batch = int(lib.llama_n_batch(context))
+    return n_batch if opts.embeddings else min(opts.n_batch, n_batch)
 
 
 def _rope(weights: Weights, options: LoadOptions) -> str:

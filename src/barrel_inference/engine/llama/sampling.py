@@ -204,7 +204,7 @@ class LlamaSampler:
 def _bias(sampling: Sampling, vocabulary: SampledVocabulary) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
     """Tokens and what is added to their logits. Applied here: a sampler for it would cost a copy of all logits."""
     bias = {
-        token: min(max(value, -_MOST), _MOST)
+        token: min(max(value, -_MOST), _MOST) if value > -np.inf else value
         for token, value in sampling.logit_bias.items()
         if 0 <= token < vocabulary.n_tokens
     }
