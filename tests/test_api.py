@@ -121,7 +121,7 @@ def test_wrong_options_fail_before_any_process_starts(runtime: bi.Runtime, tmp_p
         runtime.model("bad")
 
 
-@pytest.mark.parametrize("prompt", [[], [10**6], "a\ud800"])
+@pytest.mark.parametrize("prompt", [[], [10**6], "a\ud800", ["\ud800"]])
 def test_bad_prompts_are_one_typed_error_each(model: bi.Model, prompt: str | list[int]) -> None:
     with pytest.raises(InvalidRequestError):
         model.complete(prompt, max_tokens=1)
@@ -139,6 +139,7 @@ def test_what_is_neither_text_nor_a_sequence_is_one_typed_error(model: bi.Model,
         model.end_session,
         lambda value: model.lookup("x", salt=value),
     ]
+    asked += [lambda value: model.tokenize("x", add_special=value), lambda value: model.detokenize([1], special=value)]
     for ask in [*asked, lambda _: model.tokenize([1]), lambda _: model.detokenize("text")]:  # type: ignore[arg-type]
         with pytest.raises(InvalidRequestError):
             ask(wrong)

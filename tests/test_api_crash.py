@@ -156,8 +156,19 @@ async def test_an_unload_goes_on_when_nobody_waits_for_it_any_more(tmp_path: Pat
         unloading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await unloading
-    assert (await running).finish_reason == "length"
-    assert model.info().phase == "stopped"
+        assert (await running).finish_reason == "length"
+        await eventually(lambda: model.info().phase == "stopped")
+
+
+async def test_closing_a_runtime_does_not_wait_for_a_drain(tmp_path: Path) -> None:
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
+        model = await runtime.load_model("m", backend="stub", **SLOW)
+        running = asyncio.create_task(model.complete(PROMPT, max_tokens=90_000, ignore_eos=True))
+        await eventually(lambda: model.info().running > 0)
+        unloading = asyncio.create_task(runtime.unload("m", drain_s=3600))
+        await eventually(lambda: model.info().phase == "stopping")
+    assert (await running).finish_reason == "cancelled"
+    await unloading
 
 
 async def test_a_cancelled_load_leaves_nothing(runtime: AsyncRuntime) -> None:

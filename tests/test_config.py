@@ -32,6 +32,7 @@ from barrel_inference.options import build, layered
         ({"lora": [("file", float("nan"))]}, "lora", "a number >= -1000000"),
         ({"model_opts": {"tensor_split": [float("inf")]}}, "model_opts.tensor_split", "a number >= 0"),
         ({"context_opts": {"rope_freq_base": float("inf")}}, "context_opts.rope_freq_base", "a number >= 0"),
+        ({"context_opts": {"yarn_orig_ctx": 2**32}}, "context_opts.yarn_orig_ctx", "< 2147483648"),
         ({"quant_type": "\udc80"}, "quant_type", "text"),
         ({"stub": {"delay": object()}}, "stub", "a table"),
         ({"stub": 3}, "stub", "a table"),

@@ -66,7 +66,7 @@ class AsyncRuntime:
         self._registry = Registry.configured(self.config)
         self._held: dict[str, ExitStack] = {}  # leases on installed files, of each loaded model
         self._past: dict[str, dict[str, float]] = {}  # counters of the models that were unloaded
-        self._unloading: set[asyncio.Task[None]] = set()
+        self._unloading: dict[asyncio.Task[None], Supervisor] = {}
         self.cache = AsyncCache(self._tiers, self.model, self._counters)
         self._made = 0
         self._closed = False
@@ -77,12 +77,13 @@ class AsyncRuntime:
             self._tiers.start(spec)
 
     async def close(self) -> None:
-        """Unload everything; safe to call twice. A load in progress ends in a NotLoadedError."""
+        """Unload everything at once, also what still drains; safe to call twice. A load in progress ends in a
+        NotLoadedError."""
         self._closed = True
         self._fingerprints.close()
         for model_id in list(self._supervisors):
             self._begin_to_unload(model_id, 0.0)
-        await asyncio.gather(*self._unloading)
+        await asyncio.gather(*self._unloading, *(_stop(each, 0.0) for each in self._unloading.values()))
         self._tiers.close()
 
     async def __aenter__(self) -> Self:
@@ -193,12 +194,12 @@ class AsyncRuntime:
 
         async def work() -> None:
             with held:
-                await supervisor.stop(drain_s=drain_s, save_s=supervisor.options.policy.evict_save_timeout_ms / 1000)
+                await _stop(supervisor, drain_s)
             self._past[model_id] = add(self._past.get(model_id, {}), supervisor.counters())
 
         task = asyncio.create_task(work(), name=f"unload {model_id}")
-        self._unloading.add(task)
-        task.add_done_callback(self._unloading.discard)
+        self._unloading[task] = supervisor
+        task.add_done_callback(self._unloading.pop)
         return task
 
     async def complete(self, model_id: str, prompt: Prompt, **options: Any) -> Completion:
@@ -243,6 +244,10 @@ class AsyncRuntime:
     def _tell_workers(self, message: Room) -> None:
         for supervisor in self._supervisors.values():
             supervisor.send(message)
+
+
+async def _stop(supervisor: Supervisor, drain_s: float) -> None:
+    await supervisor.stop(drain_s=drain_s, save_s=supervisor.options.policy.evict_save_timeout_ms / 1000)
 
 
 def _cache_dir(config: RuntimeConfig) -> Path:
