@@ -34,6 +34,7 @@ RATIOS = {
 OWN_LIMITS = {
     "a stream beside a long prompt: longest pause, s": 0.5,
     "HTTP beside the Python API, ms": 3.0,
+    "sampled after the client left, tokens": 2.0,  # the one that is on its way, and the step that had begun
     "serve without models, RSS, MB": 120.0,
     "serve, until it listens, s": 1.0,
 }

@@ -1,15 +1,20 @@
-"""What only our server is asked: how soon it listens, what it weighs without models, what its HTTP layer adds."""
+"""What only our server is asked: how soon it listens, what it weighs without models, what its HTTP layer adds, how soon
+it stops for a client that left."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import statistics
 
 import aiohttp
 import psutil
 
 from benchmarks.server.client import Client
-from benchmarks.server.peers import N_CTX, Ours
+from benchmarks.server.peers import MODEL, N_CTX, Ours
 from benchmarks.setting import Setting, ask, loaded, prompt
+
+NEWLINE = 198  # a token that is whole text in SmolLM2's vocabulary
 
 
 async def idle(chosen: Setting) -> dict[str, list[float]]:
@@ -47,4 +52,46 @@ async def latency(chosen: Setting) -> dict[str, list[float]]:
     return {"HTTP beside the Python API, ms": [1e3 * (statistics.median(over_http) - statistics.median(direct))]}
 
 
-OWN = {"idle": idle, "latency": latency}
+async def cancel(chosen: Setting) -> dict[str, list[float]]:
+    """What the engine samples beyond the pieces that a client has read when it leaves."""
+    server = Ours(chosen.model_path, chosen.folder("cancel"), threads=chosen.threads, sequences=4)
+    beyond = []
+    try:
+        await server.start()
+        async with aiohttp.ClientSession() as session:
+            for n_read in range(4, 8 if chosen.quick else 20):
+                before = await _sampled(session, server.url)
+                await _read_and_leave(session, server.url, n_read)
+                beyond.append(await _settled(session, server.url) - before - n_read)
+    finally:
+        await server.stop()
+    return {"sampled after the client left, tokens": beyond}
+
+
+async def _read_and_leave(session: aiohttp.ClientSession, url: str, n_pieces: int) -> None:
+    body = {"model": MODEL, "prompt": "Count:", "max_tokens": 2000, "stream": True, "ignore_eos": True}
+    body |= {"logit_bias": {str(NEWLINE): 100}}  # a piece is a token
+    answer = await session.post(f"{url}/v1/completions", json=body)
+    async for line in answer.content:
+        n_pieces -= line.startswith(b"data: {")
+        if not n_pieces:
+            break
+    answer.close()
+
+
+async def _sampled(session: aiohttp.ClientSession, url: str) -> float:
+    async with session.get(f"{url}/metrics") as answer:
+        found = re.search(r"^barrel_kv_generated_tokens_total.* ([0-9.]+)$", await answer.text(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+async def _settled(session: aiohttp.ClientSession, url: str) -> float:
+    """The count once it stands still; workers report four times a second."""
+    last = -1.0
+    while last != (now := await _sampled(session, url)):
+        last = now
+        await asyncio.sleep(0.6)
+    return now
+
+
+OWN = {"idle": idle, "latency": latency, "cancel": cancel}
