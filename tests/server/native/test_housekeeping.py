@@ -1,0 +1,20 @@
+"""The registry's own routes, on an installed model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.registry.weights import model
+from tests.server.harness import RunningServer
+
+
+def test_editing_says_when_a_context_is_capped(server: RunningServer, tmp_path: Path) -> None:
+    file = tmp_path / "edited.gguf"
+    file.write_bytes(model())
+    assert server.post("/api/pull", {"model": str(file), "stream": False})[0] == 200
+    status, edited = server.post("/api/edit", {"model": "edited", "parameters": {"num_ctx": 9000, "top_k": 3}})
+    warning = "num_ctx 9000 is capped at 4096 (max_context_size)"
+    assert (status, edited["model"], edited["warning"]) == (200, "edited:latest", warning)
+    assert edited["parameters"] == {"num_ctx": 9000, "top_k": 3}
+    status, edited = server.post("/api/edit", {"model": "edited", "parameters": {"num_ctx": 512}, "unset": ["top_k"]})
+    assert (status, edited.get("warning"), edited["parameters"]) == (200, None, {"num_ctx": 512})
