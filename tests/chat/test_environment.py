@@ -100,7 +100,7 @@ def test_size_is_limited(bomb: str) -> None:
 
 TWICE = "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 NESTED = "{% set ns = namespace(x=(1,)) %}{% for i in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}"
-SMALL = Limits(chars=1 << 20, made_chars=4 << 20)
+SMALL = Limits(chars=1 << 17, made_chars=1 << 21)
 
 
 def keep(made: str, before: str = "") -> str:
@@ -150,7 +150,7 @@ def keep(made: str, before: str = "") -> str:
         + "{% call f() %}" * 40
         + "much"
         + "{% endcall %}" * 40,
-        "{% autoescape true %}{% set x %}a{% endset %}{% endautoescape %}{{ x.ljust(999999999) }}",
+        "{% autoescape true %}{% set x %}a{% endset %}{{ x.ljust(999999999) }}{% endautoescape %}",
         "{{ strftime_now('%c' * 99999) }}",
         keep("'a' * 99999 ~ i"),
         keep("[1] * 9999"),

@@ -8,7 +8,7 @@ one go (joining, comparing, writing out) is bounded before it is done.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -21,6 +21,14 @@ MAX_DIGITS = 4  # of a width in a format
 _DIGITS = re.compile(r"[0-9]+")
 _VARIABLE_WIDTH = re.compile(r"%[^%\w]*\*|\{[^{}]*\{")
 _STEP = 64  # characters that a step counts as
+_VIEWS: tuple[type[Iterable[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_MANY: tuple[type[Iterable[Any]], ...] = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    *_VIEWS,
+)  # no abstract types: those are slow to ask for
 _POINTER = 8  # characters that an item of a list counts as
 _STEPS_BETWEEN_CLOCKS = 128  # reading the clock costs more than a step
 
@@ -90,7 +98,7 @@ class Budget:
 def _inside(value: Any) -> list[Any] | None:
     if isinstance(value, dict):
         return [*value, *value.values()]
-    if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
+    if isinstance(value, _MANY):
         return list(value)
     if isinstance(value, Namespace):
         return [value._Namespace__attrs]

@@ -91,6 +91,11 @@ class ChatEnvironment(SandboxedEnvironment):
             current.get().weigh(args)
         return budget.make(super().call(__context, __obj, *args, **kwargs))
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """The sandbox puts something of its own in the place of ``str.format``."""
+        wrapped = super().wrap_str_format(value)
+        return wrapped and functools.partial(_checked_format, wrapped, value.__self__)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         current.get().step()
         budget.check_binop(operator, left, right)
@@ -260,6 +265,11 @@ def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
         budget.make(list(args[0]))
 
 
+def _checked_format(function: Callable[..., str], pattern: str, *args: Any, **kwargs: Any) -> str:
+    budget.check_format(pattern, (*args, kwargs))
+    return function(*args, **kwargs)
+
+
 def _check_text_method(text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     spent = current.get()
     match name, args:
@@ -276,8 +286,6 @@ def _check_text_method(text: str, name: str, args: tuple[Any, ...], kwargs: dict
             spent.make(_PART * (text.count(separator) if separator else len(text) // 2))
         case "splitlines", _:
             spent.make(_PART * text.count("\n"))
-        case "format", _:
-            budget.check_format(text, (*args, kwargs))
         case "replace", _:
             raise TypeError("replace wants two texts")
 
