@@ -31,6 +31,7 @@ def render(source: str, **values: object) -> str:
         ("{% for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "02"),
         ("{% generation %}x{% endgeneration %}", "x"),
         ("{{ strftime_now('%Y-%m-%d') }}", "2026-03-04"),
+        ("{{ '{\"a\": {\"b\": %s}}' % 1 }}{{ '{{{}}}'.format(2) }}", '{"a": {"b": 1}}{2}'),
         ("{{ '%05.1f' % 2.5 }}{{ '{:>4}'.format('a') }}", "002.5   a"),
         ("{{ 'a\nb' | indent(2) }}{{ 'aXa' | replace('X', '-') }}", "a\n  ba-a"),
         ("{% for m in messages %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{% endfor %}", "1True1"),

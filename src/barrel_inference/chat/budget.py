@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jinja2.utils import Namespace
 
@@ -19,7 +19,7 @@ from barrel_inference.errors import TemplateError
 MAX_BITS = 4096  # of a whole number that is computed with
 MAX_DIGITS = 4  # of a width in a format
 _DIGITS = re.compile(r"[0-9]+")
-_VARIABLE_WIDTH = re.compile(r"%[^%\w]*\*|\{[^{}]*\{")
+_VARIABLE_WIDTHS = {"%": re.compile(r"%[^%\w]*\*"), "{": re.compile(r"\{[^{}]*\{")}
 _STEP = 64  # characters that a step counts as
 _VIEWS: tuple[type[Iterable[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _MANY: tuple[type[Iterable[Any]], ...] = (
@@ -143,7 +143,7 @@ def check_binop(operator: str, left: Any, right: Any) -> None:
     elif operator == "*":
         budget.make(_size(left) * right if isinstance(right, int) else _size(right) * left)
     elif operator == "%" and isinstance(left, str):
-        check_format(left, (right,))
+        check_format(left, (right,), "%")
     elif operator == "+":
         budget.make(_size(left) + _size(right))
 
@@ -162,12 +162,12 @@ def _size(value: Any) -> int:
     return _POINTER * len(value) if isinstance(value, list | tuple) else 0
 
 
-def check_format(pattern: str, args: tuple[Any, ...]) -> None:
-    """What is filled in counts as often as anything is, and every number as a width."""
+def check_format(pattern: str, args: tuple[Any, ...], mark: Literal["%", "{"]) -> None:
+    """What is filled in counts as often as anything is, and every number as a width. ``mark`` begins a field."""
     widths = [int(digits) for digits in _DIGITS.findall(pattern) if len(digits) <= MAX_DIGITS]
-    if len(widths) < len(_DIGITS.findall(pattern)) or _VARIABLE_WIDTH.search(pattern.replace("{{", "")):
+    if len(widths) < len(_DIGITS.findall(pattern)) or _VARIABLE_WIDTHS[mark].search(pattern.replace("{{", "")):
         raise TemplateError("the chat template formats with an unreasonable width")
     budget = current.get()
-    fields = pattern.count("%") + pattern.count("{")
+    fields = pattern.count(mark)
     filled = fields * max((budget.weigh(value) for arg in args for value in _inside(arg) or [arg]), default=0)
     budget.make(len(pattern) + sum(widths) + filled)

@@ -266,7 +266,7 @@ def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _checked_format(function: Callable[..., str], pattern: str, *args: Any, **kwargs: Any) -> str:
-    budget.check_format(pattern, (*args, kwargs))
+    budget.check_format(pattern, (*args, kwargs), "{")
     return function(*args, **kwargs)
 
 
@@ -332,7 +332,7 @@ def _escape(value: Any) -> str:
 
 
 def _format(pattern: str, *args: Any, **kwargs: Any) -> str:
-    budget.check_format(str(pattern), (kwargs or args,))
+    budget.check_format(str(pattern), (kwargs or args,), "%")
     return str(pattern) % (kwargs or args)
 
 
