@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from barrel_inference.chat.dialogue import Dialogue, Prompt, Turn
-from barrel_inference.chat.template import Template
+from barrel_inference.chat.templates.template import Template
 from barrel_inference.errors import InvalidRequestError, SchemaError, UnsupportedError
 from barrel_inference.types import Constraint
 from tests.chat.pieces import DEFINITIONS, fed

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from barrel_inference.chat.budget import Limits
-from barrel_inference.chat.template import Template
+from barrel_inference.chat.templates.budget import Limits
+from barrel_inference.chat.templates.template import Template
 from barrel_inference.config import ServerOptions
 from barrel_inference.errors import ConfigError
 from barrel_inference.server import failures

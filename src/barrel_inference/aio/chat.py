@@ -20,7 +20,6 @@ from barrel_inference.aio.go import GoTemplate
 from barrel_inference.aio.params import ChatOptions, Messages
 from barrel_inference.aio.stream import AsyncStream, Streaming, merged
 from barrel_inference.aio.thinking import Start
-from barrel_inference.chat import fallbacks
 from barrel_inference.chat.dialogue import Dialogue, Prompt, Turn
 from barrel_inference.chat.events import (
     Answer,
@@ -34,7 +33,8 @@ from barrel_inference.chat.events import (
     Piece,
     Reasoning,
 )
-from barrel_inference.chat.template import Template
+from barrel_inference.chat.templates import fallbacks
+from barrel_inference.chat.templates.template import Template
 from barrel_inference.errors import InvalidRequestError
 from barrel_inference.kvcache.render import Shelf
 from barrel_inference.registry import gotemplate

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from barrel_inference.chat.template import ChatTemplate, Messages
+from barrel_inference.chat.templates.template import ChatTemplate, Messages
 from barrel_inference.registry import gotemplate
 
 

@@ -15,9 +15,9 @@ from barrel_inference.chat import reasoning, schema
 from barrel_inference.chat.memory import Memory, Shelf
 from barrel_inference.chat.messages import Message, conform, described, text_of
 from barrel_inference.chat.output import OutputParser, Parser, Shape, Thinking
-from barrel_inference.chat.profile import Profile, study
 from barrel_inference.chat.reasoning import Think
-from barrel_inference.chat.template import ChatTemplate, Rendered
+from barrel_inference.chat.templates.profile import Profile, study
+from barrel_inference.chat.templates.template import ChatTemplate, Rendered
 from barrel_inference.chat.tools import grammar, harmony, instructions, plain_text
 from barrel_inference.chat.tools.syntax import Syntax, Tools, parameters
 from barrel_inference.errors import InvalidRequestError, TemplateError, UnsupportedError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from barrel_inference.chat.dialogue import Dialogue, Turn
-from barrel_inference.chat.template import Template
+from barrel_inference.chat.templates.template import Template
 from tests.chat.pieces import DEFINITIONS
 from tests.support.templates import templates
 

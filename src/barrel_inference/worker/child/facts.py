@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from barrel_inference.chat.fallbacks import pick
+from barrel_inference.chat.templates.fallbacks import pick
 from barrel_inference.config import LoadOptions
 from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.checkpoints import Checkpoints

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from barrel_inference.chat.fallbacks import TEMPLATES, pick
-from barrel_inference.chat.template import Template
+from barrel_inference.chat.templates.fallbacks import TEMPLATES, pick
+from barrel_inference.chat.templates.template import Template
 from barrel_inference.errors import InvalidRequestError, TemplateError
 
 TALK = [

@@ -16,7 +16,7 @@ from barrel_inference.chat import reasoning
 from barrel_inference.chat.events import CallArguments, CallStarted, Piece
 from barrel_inference.chat.messages import Form, Message, conform
 from barrel_inference.chat.output import OutputParser, Shape, Thinking
-from barrel_inference.chat.template import ChatTemplate
+from barrel_inference.chat.templates.template import ChatTemplate
 from barrel_inference.chat.tools import families, learned
 from barrel_inference.chat.tools.learned import FIRST, SECOND, Probe
 from barrel_inference.chat.tools.scan import common_prefix, common_suffix

@@ -7,8 +7,8 @@ from datetime import datetime
 
 import pytest
 
-from barrel_inference.chat.budget import Limits
-from barrel_inference.chat.template import Template
+from barrel_inference.chat.templates.budget import Limits
+from barrel_inference.chat.templates.template import Template
 from barrel_inference.errors import TemplateError
 
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import jinja2.meta
 
-from barrel_inference.chat.budget import DEFAULT_LIMITS, Limits
-from barrel_inference.chat.environment import MAX_SOURCE_CHARS, ChatEnvironment, render
-from barrel_inference.chat.fallbacks import TEMPLATES
+from barrel_inference.chat.templates.budget import DEFAULT_LIMITS, Limits
+from barrel_inference.chat.templates.environment import MAX_SOURCE_CHARS, ChatEnvironment, render
+from barrel_inference.chat.templates.fallbacks import TEMPLATES
 from barrel_inference.chat.tools.scan import common_prefix
 from barrel_inference.errors import InvalidRequestError, TemplateError
 

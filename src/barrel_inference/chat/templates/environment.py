@@ -26,8 +26,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from barrel_inference.chat import budget
-from barrel_inference.chat.budget import Budget, Limits, current
+from barrel_inference.chat.templates import budget
+from barrel_inference.chat.templates.budget import Budget, Limits, current
 from barrel_inference.errors import TemplateError
 
 MAX_SOURCE_CHARS = 1 << 20
