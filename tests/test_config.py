@@ -19,7 +19,7 @@ from barrel_inference.options import build, layered
         ({"context_opts": {"n_ctx": "big"}}, "context_opts.n_ctx", "an integer"),
         ({"context_opts": {"n_ctx": True}}, "context_opts.n_ctx", "an integer"),
         ({"context_opts": {"n_ctx": 1.5}}, "context_opts.n_ctx", "an integer"),
-        ({"context_opts": {"n_seq_max": 1000}}, "context_opts.n_seq_max", "<= 254"),
+        ({"context_opts": {"n_seq_max": 1000}}, "context_opts.n_seq_max", "<= 255"),
         ({"context_opts": {"flash_attn": "on"}}, "context_opts.flash_attn", "true or false or one of 'auto'"),
         ({"context_opts": {"type_k": "q3"}}, "context_opts.type_k", "'q8_0'"),
         ({"model_opts": {"split_mode": "diagonal"}}, "model_opts.split_mode", "one of 'layer', 'none', 'row'"),

@@ -25,7 +25,7 @@ ApiKey = Annotated[str, Meta(pattern=r"^[!-~]{8,}\Z")]  # what an HTTP header ca
 LoraScale = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 BLOCK_TOKENS = 64
-MAX_SEQUENCES = 254  # llama.cpp allows 256; two are scratch
+MAX_SEQUENCES = 255  # llama.cpp allows 256, of which one is scratch: states are read from a copy
 MAX_DEVICES = 16  # llama_max_devices(): GGML_MAX_DEVICES of every build
 
 

@@ -198,7 +198,7 @@ def test_features_are_told() -> None:
         {"n_batch": 1, "n_seq_max": 1},
         {"n_ctx": 1, "n_batch": 1, "n_seq_max": 1},
         {"n_batch": 3, "n_ubatch": 1, "n_seq_max": 3},
-        {"n_ctx": 64, "n_batch": 512, "n_seq_max": 254},
+        {"n_ctx": 64, "n_batch": 512, "n_seq_max": 255},
     ],
 )
 def test_the_smallest_batches_and_the_most_sequences_do_not_end_the_process(context: dict[str, int]) -> None:
