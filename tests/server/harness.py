@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
@@ -25,14 +24,6 @@ T = TypeVar("T")
 STUB: dict[str, Any] = {"backend": "stub", "context_opts": {"n_ctx": 512}}
 SLOW: dict[str, Any] = {**STUB, "stub": {"delay_ms": 20.0, "model": "slow"}}
 TIMEOUT_S = 60.0
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait for what comes to be in another thread or process; fail when it does not."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.002)
 
 
 class RunningServer:

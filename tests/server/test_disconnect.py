@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from barrel_inference.config import ServerOptions
-from tests.server.harness import SLOW, STUB, RunningServer, until
+from tests.server.harness import SLOW, STUB, RunningServer
+from tests.support.waiting import until
 
 LONG = {"num_predict": 5000}  # a hundred seconds of the slow model: whoever waits for its end waits too long
 IDLE = 2000

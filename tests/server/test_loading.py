@@ -13,7 +13,8 @@ from barrel_inference.config import ServerOptions
 from barrel_inference.errors import ModelNotFoundError, PullError
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.service import ModelService
-from tests.server.harness import STUB, RunningServer, until
+from tests.server.harness import STUB, RunningServer
+from tests.support.waiting import until
 
 CHAT = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
@@ -79,6 +80,7 @@ def test_a_worker_killed_while_it_loads_is_worth_another_try(tmp_path: Path, pat
     with RunningServer(tmp_path, models=models) as server, ThreadPoolExecutor(2) as clients:
         asked = [clients.submit(server.exchange, "POST", path, CHAT) for _ in range(2)]
         until(lambda: len(set(psutil.Process().children()) - before) == 1)
+        until(lambda: server.ask(lambda inside: sum(slot.gate.running for slot in inside.pool.slots())) == 2)
         for worker in set(psutil.Process().children()) - before:
             worker.kill()
         for status, text, headers in [each.result() for each in asked]:

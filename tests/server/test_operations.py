@@ -23,7 +23,8 @@ from barrel_inference.server.app import Server, log_line
 from barrel_inference.server.http import openapi
 from barrel_inference.server.http.record import Record
 from tests.registry.weights import model as weights
-from tests.server.harness import RunningServer, until
+from tests.server.harness import RunningServer
+from tests.support.waiting import until
 
 ASK = {"model": "stub", "prompt": "Hello", "stream": False, "options": {"num_predict": 4, "seed": 1}}
 
@@ -115,14 +116,14 @@ def test_every_request_is_one_line(server: RunningServer, caplog: pytest.LogCapt
 
 def _logged(caplog: pytest.LogCaptureFixture, request_id: str) -> dict[str, Any]:
     """It is written when the answer has gone out."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        for each in caplog.records:
-            if each.name == "barrel_inference.requests" and request_id in each.getMessage():
-                line: dict[str, Any] = json.loads(each.getMessage())
-                return line
-        time.sleep(0.01)
-    raise AssertionError("no line was written")
+
+    def found() -> list[str]:
+        lines = [each.getMessage() for each in caplog.records if each.name == "barrel_inference.requests"]
+        return [line for line in lines if request_id in line]
+
+    until(found)
+    line: dict[str, Any] = json.loads(found()[0])
+    return line
 
 
 def test_a_log_line_is_one_line_whatever_was_asked() -> None:

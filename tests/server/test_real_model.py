@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from tests.server.harness import RunningServer
 from tests.support.models import smollm2
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.model
 
@@ -65,10 +65,7 @@ def test_unloading_and_loading_again_reads_nothing_twice(server: RunningServer) 
 def unload(server: RunningServer) -> None:
     """And wait until the worker is gone."""
     server.post("/api/generate", {"model": "smol", "keep_alive": 0})
-    deadline = time.monotonic() + 60
-    while server.ask(lambda inside: any(slot.in_use for slot in inside.pool.slots())):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not server.ask(lambda inside: any(slot.in_use for slot in inside.pool.slots())))
 
 
 def test_an_alias_moves_with_the_next_request(server: RunningServer) -> None:

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.support.models import smollm2
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.model
 
@@ -82,10 +82,7 @@ def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 def wait_for_saves(url: str, root: Path) -> None:
     """Saving goes on behind the answer."""
-    deadline = time.monotonic() + 180
-    while not (list(root.glob("kv/*/render/*")) and finished_saves(url)):
-        assert time.monotonic() < deadline, "nothing was saved"
-        time.sleep(0.02)
+    until(lambda: list(root.glob("kv/*/render/*")) and finished_saves(url), 180)
 
 
 def finished_saves(url: str) -> float:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-async def eventually(check: Callable[[], object], timeout_s: float = 30.0) -> None:
+async def eventually(check: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait until ``check`` is true; fail when it does not become so."""
     deadline = time.monotonic() + timeout_s
     while not check():
@@ -15,7 +15,7 @@ async def eventually(check: Callable[[], object], timeout_s: float = 30.0) -> No
         await asyncio.sleep(0.005)
 
 
-def until(check: Callable[[], object], timeout_s: float = 30.0) -> None:
+def until(check: Callable[[], object], timeout_s: float = 60.0) -> None:
     """The same, blocking."""
     deadline = time.monotonic() + timeout_s
     while not check():

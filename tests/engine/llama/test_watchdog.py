@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from barrel_inference.engine.llama.watchdog import Watchdog
+from tests.support.waiting import until
 
 NAME = "decode watchdog"
 
@@ -20,19 +20,12 @@ def watchdog() -> Iterator[Watchdog]:
     one = Watchdog()
     yield one
     one.close()
-    assert until(lambda: not any(thread.name == NAME for thread in threading.enumerate()))
+    until(lambda: not any(thread.name == NAME for thread in threading.enumerate()))
 
 
 def aborts(watchdog: Watchdog) -> bool:
     asked: Any = watchdog.callback
     return bool(asked(ctypes.cast(watchdog.flag, ctypes.c_void_p)))
-
-
-def until(condition: Callable[[], bool], deadline_s: float = 30.0) -> bool:
-    deadline = time.monotonic() + deadline_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return condition()
 
 
 def test_a_decode_within_its_budget_goes_on(watchdog: Watchdog) -> None:
@@ -44,20 +37,20 @@ def test_a_decode_within_its_budget_goes_on(watchdog: Watchdog) -> None:
 
 def test_a_decode_that_exceeds_its_budget_is_aborted(watchdog: Watchdog) -> None:
     watchdog.arm(0.01)
-    assert until(lambda: aborts(watchdog))
+    until(lambda: aborts(watchdog))
 
 
 def test_a_budget_is_noticed_while_the_thread_sleeps_for_a_longer_one(watchdog: Watchdog) -> None:
     watchdog.arm(3600.0)
     watchdog.disarm()
     watchdog.arm(0.01)
-    assert until(lambda: aborts(watchdog))
+    until(lambda: aborts(watchdog))
 
 
 def test_an_abort_ends_with_the_next_arming(watchdog: Watchdog) -> None:
     for budget in (None, 3600.0):
         watchdog.arm(0.01)
-        assert until(lambda: aborts(watchdog))
+        until(lambda: aborts(watchdog))
         watchdog.arm(budget)
         assert not aborts(watchdog)
 

@@ -20,6 +20,7 @@ from barrel_inference.kvcache.record import Name
 from barrel_inference.kvcache.tier import Tier
 from tests.kvcache.fake_backend import FakeBackend
 from tests.kvcache.harness import Runner, options, same, spec
+from tests.support.waiting import until
 
 PAGE = 4096
 NO_FLOOR = Limits(min_free_bytes=0, protect_s=0.0)
@@ -66,9 +67,7 @@ def test_room_is_made_on_request_and_answered(tmp_path: Path) -> None:
     janitor.add_tier(tier)
     janitor.start()
     janitor.need_room("disk", 4 * PAGE)
-    deadline = time.monotonic() + 10
-    while not answered and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: answered)
     janitor.stop()
     assert answered == ["disk"]
     assert tier.quota.used() <= 16 * PAGE
