@@ -28,6 +28,11 @@ THINKER = """\
 {%- if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and not enable_thinking -%}
 <think></think>{% endif %}{% endif -%}"""
 
+CHANNELS = """\
+{%- for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor -%}
+{%- if add_generation_prompt %}<|start|>assistant{% endif -%}
+{#- <|channel|>final #}"""
+
 TALK = [{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"}]
 SCHEMA = Constraint(json_schema='{"type": "integer"}')
 
@@ -136,8 +141,15 @@ def test_a_form_and_tools_are_alternatives() -> None:
     prompt = ask(plain(), tools=DEFINITIONS, constraint=SCHEMA)
     assert prompt.constraint is not None and prompt.constraint.grammar is not None
     assert prompt.constraint.grammar.startswith("start: tool_calls | answer\n")
-    with pytest.raises(UnsupportedError):
-        ask(plain(), tools=DEFINITIONS, constraint=Constraint(grammar="start: x"))
+
+
+@pytest.mark.parametrize(
+    ("template", "turn"), [("chatml", {"tools": DEFINITIONS}), (CHANNELS, {}), (CHANNELS, {"tools": DEFINITIONS})]
+)
+def test_where_a_grammar_of_ones_own_has_no_place_it_is_refused(template: str, turn: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=r"tools .*, nor .*gpt-oss") as caught:
+        ask(Dialogue(Template(template)), constraint=Constraint(grammar="start: x"), **turn)
+    assert caught.value.details["option"] == "grammar"
 
 
 @pytest.mark.parametrize(

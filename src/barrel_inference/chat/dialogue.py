@@ -305,7 +305,11 @@ def _lark(constraint: Constraint) -> str:
         return plain_text.term("|".join(map(plain_text.literal, constraint.choices)))  # one term, however many they are
     if constraint.regex is not None:
         return plain_text.term(constraint.regex)
-    raise UnsupportedError("a grammar cannot be combined with tools that the model may call")
+    raise UnsupportedError(
+        "a grammar cannot be combined with tools that the model may call, nor with answers in channels as gpt-oss's;"
+        " a JSON schema, a regex or choices can",
+        option="grammar",
+    )
 
 
 def _instructed(messages: list[Message], text: str) -> list[Message]:
