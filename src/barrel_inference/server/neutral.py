@@ -7,7 +7,7 @@ A dialect translates its own wire types to these and these back to its own; the 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
@@ -24,6 +24,7 @@ from barrel_inference.chat.events import (
 from barrel_inference.types import Chunk, Constraint, Embedding, Message, Value
 
 __all__ = [
+    "TOOL_NAME",
     "AnswerEnd",
     "CallArguments",
     "CallEnded",
@@ -40,10 +41,14 @@ __all__ = [
     "Service",
     "Think",
     "ToolChoice",
+    "ToolName",
 ]
 
 KeepAlive = str | float | int | None  # as the client wrote it; None: not given
 Think = bool | Literal["minimal", "low", "medium", "high", "max"] | None  # None: as the model likes
+
+TOOL_NAME = "^[a-zA-Z0-9_-]{1,128}$"  # in OpenAI's and Anthropic's dialects
+ToolName = Annotated[str, msgspec.Meta(pattern=TOOL_NAME)]
 
 
 class ToolChoice(Value, frozen=True):

@@ -281,6 +281,8 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, Any], words: str) -> N
         {"top_k": -1},
         {"stop_sequences": [""]},
         {"nonsense": 1},
+        {"tools": [TOOL | {"name": "get weather"}]},
+        {"tools": [TOOL | {"name": "w" * 129}]},
         {"messages": [{"role": "tool", "content": "x"}]},
         {"messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]},
     ],

@@ -84,6 +84,12 @@ def test_what_is_refused_is_named(body: dict[str, Any], error: type[BarrelError]
     assert caught.value.details["option"] == option
 
 
+@pytest.mark.parametrize("name", ["get weather", "", "f" * 129, "größe", "a.b"])
+def test_names_of_tools_are_openais(name: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"tools.*name"):
+        chat(tools=[{"type": "function", "function": {"name": name}}])
+
+
 @pytest.mark.parametrize("part", ["image_url", "input_audio", "file"])
 def test_only_text_can_be_read(part: str) -> None:
     with pytest.raises(UnsupportedError, match=part):
@@ -198,6 +204,7 @@ def test_reasoning_effort(effort: str | None, think: Any) -> None:
         ({"effort": "low"}, "low", None),
         ({"enabled": False}, False, None),
         ({"enabled": True, "max_tokens": 9}, True, 9),
+        ({"effort": "low", "max_tokens": 0}, "low", 0),
         ({"summary": "auto"}, None, None),
     ],
 )

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from barrel_inference.server.neutral import ToolName
+
 # ---- content of requests
 
 
@@ -83,7 +85,7 @@ class MessageIn(msgspec.Struct, kw_only=True):
 class ToolIn(msgspec.Struct, kw_only=True):
     """``type`` is absent or "custom"; tools that Anthropic runs itself are refused by name."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    name: ToolName
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None

@@ -197,7 +197,9 @@ def _think(body: wire.ChatCompletionRequest) -> neutral.Think:
 
 
 def _budget(body: wire.ChatCompletionRequest) -> int | None:
-    return body.thinking_budget if body.reasoning is None else body.reasoning.max_tokens or body.thinking_budget
+    if body.reasoning is None or body.reasoning.max_tokens is None:
+        return body.thinking_budget
+    return body.reasoning.max_tokens
 
 
 def _template(body: wire.ChatCompletionRequest) -> dict[str, Any]:

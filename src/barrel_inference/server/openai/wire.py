@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from barrel_inference.server.neutral import ToolName
+
 Stop = str | list[str] | None
 Logits = dict[str, float] | None
 KeepAlive = str | float | None
@@ -106,7 +108,7 @@ MessageIn = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | 
 
 
 class Function(msgspec.Struct, kw_only=True):
-    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -61,6 +61,7 @@ def test_items_that_follow_each_other_are_one_turn() -> None:
         ({"text": {"verbosity": "low"}}, UnsupportedError, "text"),
         ({"tools": [{"type": "web_search"}]}, UnsupportedError, "tools"),
         ({"tools": [{"type": "function", "parameters": {}}]}, InvalidRequestError, "tools"),
+        ({"tools": [{"type": "function", "name": "get weather"}]}, InvalidRequestError, "tools"),
         ({"tools": [{"type": "namespace", "name": "n"}]}, InvalidRequestError, "tools"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]}, UnsupportedError, "tools"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}}, UnsupportedError, CH),

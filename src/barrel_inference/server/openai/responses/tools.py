@@ -7,6 +7,7 @@ that only OpenAI runs are left out where the client has brought others, as agent
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -106,9 +107,11 @@ def within(what: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _name(tool: Mapping[str, Any]) -> str:
     name = tool.get("name")
-    if isinstance(name, str) and name:
+    if isinstance(name, str) and re.fullmatch(neutral.TOOL_NAME, name):
         return name
-    raise InvalidRequestError(f"a tool of type {tool.get('type')!r} needs a name", option="tools")
+    raise InvalidRequestError(
+        f"a tool of type {tool.get('type')!r} needs a name that matches {neutral.TOOL_NAME}", option="tools"
+    )
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
