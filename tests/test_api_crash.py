@@ -17,9 +17,11 @@ import pytest
 
 from barrel_inference import AsyncModel, AsyncRuntime, RuntimeConfig
 from barrel_inference.errors import NotLoadedError, WorkerDiedError
+from barrel_inference.types import Completion
 from tests.support.waiting import eventually
 
 SLOW = {"stub": {"delay_ms": 5}, "context_opts": {"n_ctx": 100_000, "n_seq_max": 4}}
+N_TOKENS = 100  # half a second: the worker must not be done before it is killed
 PROMPT = "It was the best of times, it was the worst of times, " * 8
 
 
@@ -34,6 +36,13 @@ def kill_worker(model: AsyncModel) -> int:
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     return pid
+
+
+async def begun(model: AsyncModel, max_tokens: int) -> asyncio.Task[Completion]:
+    """A generation that runs: its first chunk has come. What ``info()`` says of it may come too late."""
+    stream = model.stream(PROMPT, max_tokens=max_tokens, ignore_eos=True)
+    await anext(stream)
+    return asyncio.create_task(stream.result())
 
 
 async def disturbed(model: AsyncModel, prompt: str, kill_at: int, **options: Any) -> tuple[str, Any]:
@@ -64,8 +73,8 @@ async def test_a_killed_worker_is_a_pause_not_an_error(
     runtime: AsyncRuntime, kill_at: int, options: dict[str, Any]
 ) -> None:
     model = await runtime.load_model(backend="stub", **SLOW)
-    alone = await model.complete(PROMPT, max_tokens=40, ignore_eos=True, cache="off", **options)
-    text, completion = await disturbed(model, PROMPT, kill_at, max_tokens=40, ignore_eos=True, **options)
+    alone = await model.complete(PROMPT, max_tokens=N_TOKENS, ignore_eos=True, cache="off", **options)
+    text, completion = await disturbed(model, PROMPT, kill_at, max_tokens=N_TOKENS, ignore_eos=True, **options)
     assert text == completion.text == alone.text
     assert completion.tokens == alone.tokens
     assert completion.resumed == 1
@@ -75,11 +84,11 @@ async def test_a_killed_worker_is_a_pause_not_an_error(
 
 async def test_the_second_death_is_a_typed_error_and_the_model_lives_on(runtime: AsyncRuntime) -> None:
     model = await runtime.load_model(backend="stub", **SLOW)
+    killed: list[int | None] = [None]  # what had come from the dead one comes after its death
     with pytest.raises(WorkerDiedError):
         async for chunk in model.stream(PROMPT, max_tokens=10_000, ignore_eos=True):
-            if chunk.tokens:
-                kill_worker(model)
-                await eventually(lambda: model.info().phase == "ready" or model.info().restarts == 2)
+            if chunk.tokens and model.info().worker_pid not in killed:
+                killed.append(kill_worker(model))
     assert (await model.complete(PROMPT, max_tokens=3)).finish_reason == "length"
 
 
@@ -120,24 +129,23 @@ async def test_many_requests_survive_one_death(runtime: AsyncRuntime) -> None:
     model = await runtime.load_model(backend="stub", **SLOW)
     options = {"max_tokens": 30, "ignore_eos": True, "temperature": 0}
     alone = [(await model.complete(f"{i} {PROMPT}", cache="off", **options)).text for i in range(8)]
-    tasks = [asyncio.create_task(model.complete(f"{i} {PROMPT}", **options)) for i in range(8)]
-    await eventually(lambda: model.info().running > 0)
+    streams = [model.stream(f"{i} {PROMPT}", **options) for i in range(8)]
+    tasks = [asyncio.create_task(stream.result()) for stream in streams[1:]]
+    await anext(streams[0])
     kill_worker(model)
-    assert [done.text for done in await asyncio.gather(*tasks)] == alone
+    assert [done.text for done in await asyncio.gather(streams[0].result(), *tasks)] == alone
 
 
 async def test_unloading_cancels_what_runs_or_waits_for_it(runtime: AsyncRuntime) -> None:
     model = await runtime.load_model("m", backend="stub", **SLOW)
-    task = asyncio.create_task(model.complete(PROMPT, max_tokens=50_000, ignore_eos=True))
-    await eventually(lambda: model.info().running > 0)
+    task = await begun(model, 50_000)
     pid = model.info().worker_pid
     await runtime.unload("m")
     assert (await task).finish_reason == "cancelled"
     assert pid is not None and not psutil.pid_exists(pid)
 
     model = await runtime.load_model("m", backend="stub", **SLOW)
-    task = asyncio.create_task(model.complete(PROMPT, max_tokens=50, ignore_eos=True))
-    await eventually(lambda: model.info().running > 0)
+    task = await begun(model, 50)
     await runtime.unload("m", drain_s=60)
     assert (await task).finish_reason == "length"
     with pytest.raises(NotLoadedError):
@@ -149,8 +157,7 @@ async def test_unloading_cancels_what_runs_or_waits_for_it(runtime: AsyncRuntime
 async def test_an_unload_goes_on_when_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
     async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
         model = await runtime.load_model("m", backend="stub", **SLOW)
-        running = asyncio.create_task(model.complete(PROMPT, max_tokens=20, ignore_eos=True))
-        await eventually(lambda: model.info().running > 0)
+        running = await begun(model, 300)
         unloading = asyncio.create_task(runtime.unload("m", drain_s=60))
         await eventually(lambda: model.info().phase == "stopping")
         unloading.cancel()
@@ -163,8 +170,7 @@ async def test_an_unload_goes_on_when_nobody_waits_for_it_any_more(tmp_path: Pat
 async def test_closing_a_runtime_does_not_wait_for_a_drain(tmp_path: Path) -> None:
     async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
         model = await runtime.load_model("m", backend="stub", **SLOW)
-        running = asyncio.create_task(model.complete(PROMPT, max_tokens=90_000, ignore_eos=True))
-        await eventually(lambda: model.info().running > 0)
+        running = await begun(model, 90_000)
         unloading = asyncio.create_task(runtime.unload("m", drain_s=3600))
         await eventually(lambda: model.info().phase == "stopping")
     assert (await running).finish_reason == "cancelled"

@@ -50,7 +50,7 @@ async def test_a_killed_worker_is_a_pause_in_the_same_text(model: AsyncModel, op
         text += chunk.text
         count += 1
         completion = chunk.completion
-        if count == 10:
+        if count == 5:
             pid = model.info().worker_pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
