@@ -216,9 +216,6 @@ class Model:
     def stream(self, prompt: Prompt, **options: Any) -> Stream:
         return Stream(self._loop, self._loop.call(self._model.stream, prompt, **options))
 
-    def cancel(self, request_id: str) -> None:
-        self._loop.call(self._model.cancel, request_id)
-
     def chat(self, messages: Messages, **options: Any) -> Answer:
         return self._loop.run(self._model.chat(messages, **options))
 

@@ -49,13 +49,9 @@ class AsyncModel:
 
         def cancel() -> None:
             for request in requests:
-                self.cancel(request.id)
+                self._supervisor.cancel(request.id)
 
         return AsyncStream([self._supervisor.generate(request) for request in requests], cancel)
-
-    def cancel(self, request_id: str) -> None:
-        """Stop a request within one step; it then completes with finish reason ``cancelled``."""
-        self._supervisor.cancel(request_id)
 
     async def chat(self, messages: Messages, **options: Any) -> Answer:
         """Answer a conversation. ``options`` are also those of params.ChatOptions: tools, think, …"""
