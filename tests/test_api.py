@@ -42,7 +42,7 @@ def model(runtime: bi.Runtime) -> bi.Model:
     return runtime.load_model("stub", backend="stub", context_opts={"n_seq_max": 4})
 
 
-def run_script(body: str, timeout_s: float = 60.0) -> str:
+def run_script(body: str, timeout_s: float = 120.0) -> str:
     """Run a program; fails when it fails."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(body)], capture_output=True, text=True, timeout=timeout_s

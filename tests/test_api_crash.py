@@ -224,6 +224,7 @@ async def test_no_orphan_outlives_its_parent_and_its_tier_is_swept(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_a_hundred_cycles_leave_nothing_behind(tmp_path: Path) -> None:
     me = psutil.Process()
 

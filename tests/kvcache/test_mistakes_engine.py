@@ -117,6 +117,7 @@ def fastest(act: Callable[[], object], times: int = 20) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_mistake_15_reading_every_file_at_the_start(tmp_path: Path) -> None:
     """50,000 objects: open in well under 2 s, look up 32,768 tokens in under 2 ms, no file opened for it."""
     namespace = b"n" * 32

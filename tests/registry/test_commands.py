@@ -35,7 +35,7 @@ class Shell:
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
         return process.returncode, out, err
 
     def ok(self, *arguments: str) -> str:
@@ -131,7 +131,7 @@ async def test_ctrl_c_leaves_a_part_and_says_so(shell: Shell, hub: Hub) -> None:
     process = shell.start("pull", "big")
     await eventually(lambda: hub.sent_bytes > 1 << 20)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert err.splitlines()[-1] == "interrupted: what has arrived is kept, and the same command goes on from there"
     hub.bytes_per_s, sent = None, hub.sent_bytes

@@ -255,6 +255,7 @@ PLANS = st.lists(st.lists(st.sampled_from(KINDS), min_size=1, max_size=8), min_s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PLANS, st.integers(0, 2**32))
 def test_no_interleaving_loses_weights(
@@ -302,6 +303,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_two_processes_on_one_root_lose_nothing(hub: Hub, registry: Registry) -> None:
     publish(hub)
     command = [sys.executable, "-c", ANOTHER, str(registry.root), hub.url]
@@ -314,6 +316,7 @@ async def test_two_processes_on_one_root_lose_nothing(hub: Hub, registry: Regist
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_killed_processes_leave_a_root_that_is_whole(hub: Hub, registry: Registry) -> None:
     publish(hub)
     chance = random.Random(5)

@@ -335,7 +335,7 @@ async def test_two_processes_pull_the_same(hub: Hub, registry: Registry) -> None
     process = start_pull(registry, hub, "hf://Org/Repo")
     await eventually(lambda: hub.sent_bytes > 1 << 20)
     events = await pull(registry, "hf://Org/Repo")
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     process.stdout.close()  # type: ignore[union-attr]
     assert events[-1]["status"] == "success" and any(event.get("completed") for event in events)
     assert Path(registry.resolve("Org/Repo").blob_path).read_bytes() == content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import socket
 from collections.abc import Iterator
@@ -111,6 +112,27 @@ def test_while_the_model_is_loaded_the_load_goes_on(server: RunningServer) -> No
     until(lambda: "loading:latest" in {each["name"] for each in server.request("GET", "/api/ps")[1]["models"]})
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/api/generate", {"prompt": "hi", "raw": True}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+def test_what_was_read_and_said_until_then_is_counted(server: RunningServer, path: str, asked: dict[str, Any]) -> None:
+    before = {kind: tokens(server, kind) for kind in ("prompt", "completion")}
+    with connect(server, path, {"model": "slow", "options": LONG, **asked}) as client:
+        client.recv(100)
+    until(lambda: all(tokens(server, kind) > count for kind, count in before.items()))
+
+
+def tokens(server: RunningServer, kind: str) -> float:
+    """Of the slow model, as the metrics count them."""
+    _, metrics = server.request("GET", "/metrics")
+    found = re.search(rf'barrel_tokens_total{{kind="{kind}",model="slow:latest"}} ([0-9.]+)', metrics)
+    return float(found[1]) if found else 0.0
+
+
 def test_it_is_counted(server: RunningServer) -> None:
     _, metrics = server.request("GET", "/metrics")
     assert 'barrel_disconnects_total{route="/api/generate"}' in metrics
@@ -160,7 +182,7 @@ def test_thousands_of_streams_that_nobody_reads(server: RunningServer) -> None:
 
 
 def test_the_end_lets_what_runs_finish(tmp_path: Path) -> None:
-    with RunningServer(tmp_path) as running:
+    with RunningServer(tmp_path, drain_s=50) as running:
         client = connect(running, "/api/generate", {"model": "slow", "prompt": "hi", "options": {"num_predict": 20}})
         with client:
             client.recv(10)

@@ -61,7 +61,7 @@ class OciRegistry:
         return f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("docker-registry did not start")
@@ -101,7 +101,7 @@ class OciRegistry:
             request.add_header("Content-Type", media)
         if self.login:
             request.add_header("Authorization", "Basic " + base64.b64encode(self.login.encode()).decode())
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             response.read()
             return response
 
