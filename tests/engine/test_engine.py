@@ -61,7 +61,7 @@ def test_a_long_prompt_never_stalls_a_running_stream() -> None:
     assert sum(feed[1] for feed in mixed) == 3000
     assert all(feed[0] == 1 for feed in mixed)  # every chunk shares its step with a token of the stream
     assert all(0.01 + 0.004 * sum(feed.values()) < 0.5 for feed in mixed)
-    assert max(feed[1] for feed in mixed) == 96
+    assert max(sum(feed.values()) for feed in mixed) == 96
 
 
 def test_the_end_of_generation_token_ends_it_and_is_not_output() -> None:
@@ -245,6 +245,20 @@ def test_the_thread_sleeps_when_idle_wakes_for_work_and_ends_when_drained() -> N
     thread.join(20)
     assert not thread.is_alive()
     assert bench.results["a"].done.finish_reason == "length"
+
+
+@pytest.mark.parametrize("n_left", [0, 1])
+def test_a_drain_ends_when_nothing_is_left_not_at_its_deadline(n_left: int) -> None:
+    bench = Bench()
+    for _ in range(n_left):
+        bench.submit("a", tokens(100), max_tokens=3000)
+        bench.step(5)
+    bench.engine.drain(1000.0)
+    bench.engine.cancel("a")
+    thread = threading.Thread(target=bench.engine.run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_a_call_that_raises_gives_its_error_to_the_caller_only() -> None:
