@@ -129,8 +129,11 @@ class Engine:
 
     def run(self) -> None:
         """Step until drained; sleep while there is nothing to do."""
-        while self._drain_until is None or self._generations():
-            if not self.step():
+        while True:
+            is_busy = self.step()
+            if self._drain_until is not None and not self._generations():
+                return
+            if not is_busy:
                 self._inbox.wait(self._idle_s())
 
     def step(self) -> bool:
