@@ -13,7 +13,7 @@ from typing import Generic, Self, TypeVar
 import msgspec
 
 from barrel_inference.errors import InvalidRequestError
-from barrel_inference.types import Chunk, Completion
+from barrel_inference.types import Chunk, Completion, Usage
 
 Item = TypeVar("Item")
 Whole = TypeVar("Whole", bound=msgspec.Struct)
@@ -83,10 +83,24 @@ class AsyncStream(Streaming[Chunk, Completion]):
         super().__init__(generations[0] if len(generations) == 1 else merged(generations), len(generations))
         self._cancel = cancel
         self._has_begun = False
+        self._under_way: dict[int, Usage] = {}
 
     async def __anext__(self) -> Chunk:
         self._has_begun = True
-        return await super().__anext__()
+        chunk = await super().__anext__()
+        self._count(chunk)
+        return chunk
+
+    @property
+    def under_way(self) -> tuple[Usage, ...]:
+        """What has come so far of each generation that has begun and not ended."""
+        return tuple(self._under_way.values())
+
+    def _count(self, chunk: Chunk) -> None:
+        so_far = self._under_way.pop(chunk.index, chunk.usage or Usage())
+        if chunk.completion is None:
+            n_output = so_far.completion_tokens + len(chunk.tokens)
+            self._under_way[chunk.index] = msgspec.structs.replace(so_far, completion_tokens=n_output)
 
     def _whole(self, item: Chunk) -> tuple[int, Completion] | None:
         return None if item.completion is None else (item.index, item.completion)

@@ -61,8 +61,10 @@ async def chat_events(model: AsyncModel, request: ChatRequest) -> AsyncGenerator
 
     def start(asked: str | Sequence[int], **options: Any) -> AsyncStream:
         if isinstance(asked, str) and fitted.tokens is not None:
-            return model.stream(fitted.tokens, **options | {"boundaries": ()})
-        return model.stream(asked, **options)
+            asked, options = fitted.tokens, options | {"boundaries": ()}
+        stream = model.stream(asked, **options)
+        record.current().streams.append(stream)
+        return stream
 
     found = events(model, dialogue, fitted.prompt, request.options, think_budget=request.think_budget, start=start)
     dropped = {"dropped_messages": fitted.dropped_messages, "dropped_tokens": fitted.dropped_tokens}

@@ -93,7 +93,9 @@ class ModelService:
         prompt = request.prompt
         if request.suffix:
             prompt = await insert.prompt(lease.model, lease.entry.name, _text(prompt), request.suffix)
-        async with lease.model.stream(prompt, **_options(lease.entry, request.options, wish)) as stream:
+        stream = lease.model.stream(prompt, **_options(lease.entry, request.options, wish))
+        record.current().streams.append(stream)
+        async with stream:
             async for chunk in stream:
                 if chunk.completion is not None:
                     _complete(chunk.completion)

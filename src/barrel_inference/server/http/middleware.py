@@ -69,6 +69,7 @@ class Records:
             if not entry.status:
                 await self._failure_of(scope["path"])(shown)(scope, receive, sending)
         finally:
+            entry.end()
             self._ended(entry)
 
 

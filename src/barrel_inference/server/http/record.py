@@ -11,7 +11,8 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from barrel_inference.types import Completion
+from barrel_inference.aio import AsyncStream
+from barrel_inference.types import Completion, Usage
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -38,18 +39,29 @@ class Record:
     first_token_s: float = 0.0
     disconnected: bool = False
     ignored: tuple[str, ...] = ()  # options that nobody knows
+    streams: list[AsyncStream] = field(default_factory=list)
 
     def elapsed_s(self) -> float:
         return time.perf_counter() - self.started
 
     def complete(self, completion: Completion) -> None:
         """Add one generation; a request may have several."""
-        self.prompt_tokens += completion.usage.prompt_tokens
-        self.cached_tokens += completion.usage.cached_tokens
-        self.completion_tokens += completion.usage.completion_tokens
+        self._add(completion.usage)
         self.cache = completion.cache.kind
         self.tier = completion.cache.tier or ""
         self.first_token_s = self.first_token_s or completion.timings.first_token_s
+
+    def end(self) -> None:
+        """Add what came of the generations that were left before their end."""
+        for stream in self.streams:
+            for usage in stream.under_way:
+                self._add(usage)
+        self.streams.clear()
+
+    def _add(self, usage: Usage) -> None:
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.completion_tokens += usage.completion_tokens
 
 
 _current: ContextVar[Record] = ContextVar("record")
