@@ -66,7 +66,7 @@ class AsyncRuntime:
         self._registry = Registry.configured(self.config)
         self._held: dict[str, ExitStack] = {}  # leases on installed files, of each loaded model
         self._past: dict[str, dict[str, float]] = {}  # counters of the models that were unloaded
-        self._unloading: dict[asyncio.Task[None], Supervisor] = {}
+        self._unloading: dict[Supervisor, asyncio.Task[None]] = {}
         self.cache = AsyncCache(self._tiers, self.model, self._counters)
         self._made = 0
         self._closed = False
@@ -83,7 +83,7 @@ class AsyncRuntime:
         self._fingerprints.close()
         for model_id in list(self._supervisors):
             self._begin_to_unload(model_id, 0.0)
-        await asyncio.gather(*self._unloading, *(_stop(each, 0.0) for each in self._unloading.values()))
+        await asyncio.gather(*self._unloading.values(), *(_stop(each, 0.0) for each in self._unloading))
         self._tiers.close()
 
     async def __aenter__(self) -> Self:
@@ -193,13 +193,14 @@ class AsyncRuntime:
         del self._models[model_id]
 
         async def work() -> None:
-            with held:
-                await _stop(supervisor, drain_s)
-            self._past[model_id] = add(self._past.get(model_id, {}), supervisor.counters())
+            try:
+                with held:
+                    await _stop(supervisor, drain_s)
+            finally:
+                del self._unloading[supervisor]
+                self._past[model_id] = add(self._past.get(model_id, {}), supervisor.counters())
 
-        task = asyncio.create_task(work(), name=f"unload {model_id}")
-        self._unloading[task] = supervisor
-        task.add_done_callback(self._unloading.pop)
+        self._unloading[supervisor] = task = asyncio.create_task(work(), name=f"unload {model_id}")
         return task
 
     async def complete(self, model_id: str, prompt: Prompt, **options: Any) -> Completion:
@@ -221,10 +222,11 @@ class AsyncRuntime:
         return tier_info(self._tiers.start(msgspec.structs.replace(spec, path=absolute)))
 
     def _counters(self) -> dict[str, dict[str, float]]:
-        living = {model_id: supervisor.counters() for model_id, supervisor in self._supervisors.items()}
-        return {
-            model_id: add(self._past.get(model_id, {}), living.get(model_id, {})) for model_id in self._past | living
-        }
+        found = dict(self._past)
+        for supervisor in (*self._supervisors.values(), *self._unloading):
+            model_id = supervisor.options.id
+            found[model_id] = add(found.get(model_id, {}), supervisor.counters())
+        return found
 
     def _observe(self, message: Progress | NeedRoom | Touched, on_progress: OnProgress | None) -> None:
         match message:
