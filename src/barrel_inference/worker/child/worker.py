@@ -3,6 +3,7 @@ on the main thread, which becomes the engine thread."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -48,6 +49,7 @@ class Worker:
                 log.exception("loading failed")
             self.send([Failed(LoadError.wrap(error).to_dict())])
             return
+        gc.freeze()  # walking the index of a large store takes the collector 0.2 s, which some token would wait for
         self.send([Ready(parts.facts.info())])
         self._loaded.set()
         try:
