@@ -134,6 +134,8 @@ def test_the_prompt_can_be_seen(model: bi.Model) -> None:
         ([{"role": "assistant", "tool_calls": ["f"]}], {}, "tool call"),
         (ASK, {"tools": [{"function": {}}]}, "a tool"),
         (ASK, {"tools": ["weather"]}, "tools"),
+        (ASK, {"tools": [{"function": {"name": 'a", "b'}}]}, "tool's name"),
+        (ASK, {"tools": [{"function": {"name": "a\nb"}}]}, "tool's name"),
         (ASK, {"tool_choice": ""}, "tool_choice"),
         (ASK, {"tool_choice": "nonsense", "tools": [TOOL]}, "nonsense"),
         (ASK, {"tool_choice": "required"}, "requires a tool"),

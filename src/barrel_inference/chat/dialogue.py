@@ -335,8 +335,15 @@ def _behind_call(syntax: Syntax | None, text: str) -> str:
 
 
 def _schemas(tools: Sequence[Mapping[str, Any]]) -> Tools:
-    """Name to the schema that a call's arguments are held to. Raises SchemaError."""
+    """Name to the schema that a call's arguments are held to. Raises SchemaError, or InvalidRequestError for names that
+    would end the text around them."""
     functions = [tool.get("function", tool) for tool in tools]
+    for function in functions:
+        if not function["name"].isprintable() or set(function["name"]) & {'"', "\\"}:
+            raise InvalidRequestError(
+                f"a tool's name has no quotes, backslashes or control characters: {function['name']!r:.80}",
+                option="tools",
+            )
     return {
         function["name"]: schema.arguments(function.get("parameters") or {}, strict=bool(function.get("strict")))
         for function in functions
