@@ -243,6 +243,15 @@ def test_what_is_lost_is_left_out_of_an_export(tmp_path: Path) -> None:
     assert len(list((tmp_path / "tier" / "quarantine").iterdir())) == 1
 
 
+def test_an_export_does_without_what_says_whose_it_is(tmp_path: Path) -> None:
+    one = runner(tmp_path / "tier")
+    one.run(PROMPT)
+    (about,) = (tmp_path / "tier").glob("*/ns.json")
+    about.unlink()
+    os.mkfifo(about)
+    assert export(store_of(one), PROMPT, tmp_path / "warm.tar").objects == 8
+
+
 def test_a_pin_that_cannot_be_written_is_a_typed_error(tmp_path: Path) -> None:
     one = runner(tmp_path)
     one.run(PROMPT)

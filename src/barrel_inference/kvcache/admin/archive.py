@@ -23,6 +23,7 @@ import msgspec
 from barrel_inference.errors import CacheError
 from barrel_inference.kvcache.admin.content import found, prove, read_whole
 from barrel_inference.kvcache.lookup import Found, Piece
+from barrel_inference.kvcache.namespace import read_small
 from barrel_inference.kvcache.record import CorruptError, Name, parse_name
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import NS_HEX, NoRoomError, Tier
@@ -73,14 +74,20 @@ def _write_all(store: Store, held: Found, path: Path) -> tuple[int, int]:
     """Objects and their bytes."""
     namespace, pieces, n_bytes = store.folder[:NS_HEX], list(held.pieces), 0
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        about = pieces[0].tier.folder(namespace) / "ns.json"
-        if about.exists():
-            _add(tar, f"{namespace}/ns.json", memoryview(about.read_bytes()))
+        if (about := _about(pieces[0].tier.folder(namespace))) is not None:
+            _add(tar, f"{namespace}/ns.json", memoryview(about))
         for piece in pieces:
             data = _read(store, piece)
             _add(tar, f"{namespace}/{piece.name.file}", data)
             n_bytes += len(data)
     return len(pieces), n_bytes
+
+
+def _about(folder: Path) -> bytes | None:
+    try:
+        return read_small(folder / "ns.json")
+    except OSError:  # lost, or none of ours: it is only there to be read by people
+        return None
 
 
 def _read(store: Store, piece: Piece) -> memoryview:
