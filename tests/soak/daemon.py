@@ -60,7 +60,7 @@ class Daemon:
         shutil.rmtree(self.tmpfs, ignore_errors=True)
 
     def workers(self) -> list[psutil.Process]:
-        return [each for each in self.process.children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
+        return [each for each in self.process.children(recursive=True) if _lives(each)]
 
     def stop(self) -> list[str]:
         """As an operator would; what is wrong about its end."""
@@ -103,3 +103,11 @@ def _environment(root: Path, tmpfs: Path, models_dir: Path, registry_url: str, r
         "CONFIG": "",
     }
     return {f"BARREL_INFERENCE_{name}": value for name, value in options.items()} | {"XDG_CONFIG_HOME": str(root)}
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Another may end it in this moment."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
