@@ -15,7 +15,7 @@ from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS
 GRAIN = 16  # budgeted steps are multiples of it
 SMALL_STEP = 32  # while nothing is known
 STEP_BUDGET_S = 0.4  # for a step in which others decode
-STEP_LIMIT_S = 0.47  # for one that is a single tile: smaller ones are slower by the token. Keeps gaps under 0.5 s
+STEP_LIMIT_S = 0.44  # for one that is a single tile: smaller ones are slower by the token. Keeps gaps under 0.5 s
 EWMA_WEIGHT = 0.3
 
 
