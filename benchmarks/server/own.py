@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import re
 import statistics
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import aiohttp
 import psutil
@@ -37,34 +39,35 @@ async def latency(chosen: Setting) -> dict[str, list[float]]:
     """One token of a short warm prompt over HTTP and by the Python API, in turns, so that the machine is the same for
     both. The client is part of it."""
     n_pairs = 20 if chosen.quick else 100
-    server = Ours(chosen.model_path, chosen.folder("latency"), threads=chosen.threads, sequences=4)
     room = {"n_ctx": N_CTX, "n_seq_max": 4, "n_threads": chosen.threads}
+    async with _serving(chosen, "latency") as (server, session), loaded(chosen, context_opts=room) as model:
+        client, tokens = Client(session, server), await prompt(model, 32, seed=1)
+        over_http, direct = [], []
+        for _ in range(n_pairs):
+            over_http.append((await client.complete(tokens, 1)).first_token_s)
+            direct.append((await ask(model, tokens, 1)).first_token_s)
+    return {"HTTP beside the Python API, ms": [1e3 * (statistics.median(over_http) - statistics.median(direct))]}
+
+
+@asynccontextmanager
+async def _serving(chosen: Setting, folder: str) -> AsyncIterator[tuple[Ours, aiohttp.ClientSession]]:
+    server = Ours(chosen.model_path, chosen.folder(folder), threads=chosen.threads, sequences=4)
     try:
         await server.start()
-        async with aiohttp.ClientSession() as session, loaded(chosen, context_opts=room) as model:
-            client, tokens = Client(session, server), await prompt(model, 32, seed=1)
-            over_http, direct = [], []
-            for _ in range(n_pairs):
-                over_http.append((await client.complete(tokens, 1)).first_token_s)
-                direct.append((await ask(model, tokens, 1)).first_token_s)
+        async with aiohttp.ClientSession() as session:
+            yield server, session
     finally:
         await server.stop()
-    return {"HTTP beside the Python API, ms": [1e3 * (statistics.median(over_http) - statistics.median(direct))]}
 
 
 async def cancel(chosen: Setting) -> dict[str, list[float]]:
     """What the engine samples beyond the pieces that a client has read when it leaves."""
-    server = Ours(chosen.model_path, chosen.folder("cancel"), threads=chosen.threads, sequences=4)
     beyond = []
-    try:
-        await server.start()
-        async with aiohttp.ClientSession() as session:
-            for n_read in range(4, 8 if chosen.quick else 20):
-                before = await _sampled(session, server.url)
-                await _read_and_leave(session, server.url, n_read)
-                beyond.append(await _settled(session, server.url) - before - n_read)
-    finally:
-        await server.stop()
+    async with _serving(chosen, "cancel") as (server, session):
+        for n_read in range(4, 8 if chosen.quick else 20):
+            before = await _sampled(session, server.url)
+            await _read_and_leave(session, server.url, n_read)
+            beyond.append(await _settled(session, server.url) - before - n_read)
     return {"sampled after the client left, tokens": beyond}
 
 
