@@ -154,12 +154,20 @@ async def test_unloading_cancels_what_runs_or_waits_for_it(runtime: AsyncRuntime
         await runtime.unload("m")
 
 
+async def draining(
+    runtime: AsyncRuntime, n_tokens: int
+) -> tuple[AsyncModel, asyncio.Task[Completion], asyncio.Task[None]]:
+    """A slow model that is being unloaded, what it still writes, and the unload, which has an hour."""
+    model = await runtime.load_model("m", backend="stub", **SLOW)
+    running = await begun(model, n_tokens)
+    unloading = asyncio.create_task(runtime.unload("m", drain_s=3600))
+    await eventually(lambda: model.info().phase == "stopping")
+    return model, running, unloading
+
+
 async def test_an_unload_goes_on_when_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
     async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
-        model = await runtime.load_model("m", backend="stub", **SLOW)
-        running = await begun(model, 300)
-        unloading = asyncio.create_task(runtime.unload("m", drain_s=60))
-        await eventually(lambda: model.info().phase == "stopping")
+        model, running, unloading = await draining(runtime, 300)
         unloading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await unloading
@@ -169,10 +177,7 @@ async def test_an_unload_goes_on_when_nobody_waits_for_it_any_more(tmp_path: Pat
 
 async def test_closing_a_runtime_does_not_wait_for_a_drain(tmp_path: Path) -> None:
     async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
-        model = await runtime.load_model("m", backend="stub", **SLOW)
-        running = await begun(model, 90_000)
-        unloading = asyncio.create_task(runtime.unload("m", drain_s=3600))
-        await eventually(lambda: model.info().phase == "stopping")
+        _, running, unloading = await draining(runtime, 90_000)
     assert (await running).finish_reason == "cancelled"
     await unloading
 
