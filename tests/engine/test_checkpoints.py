@@ -165,15 +165,6 @@ def test_cache_modes(tmp_path: Path) -> None:
     assert one.run(PROMPT, cache="read").restored == len(PROMPT) - 1
 
 
-def test_a_tainted_sequence_is_never_saved(tmp_path: Path) -> None:
-    one = runner(tmp_path)
-    sequence = Sequence(0, tokens=list(PROMPT), n_prompt=len(PROMPT), tainted=True)
-    one.checkpoints.after_step(sequence)
-    assert one.checkpoints.finish(sequence, "finish") is None
-    assert one.checkpoints.flush(5.0)
-    assert one.checkpoints.counters["saved_bytes"] == 0
-
-
 def test_a_refused_state_is_a_miss_and_leaves_the_sequence_empty(tmp_path: Path) -> None:
     one = runner(tmp_path)
     one.run(PROMPT)

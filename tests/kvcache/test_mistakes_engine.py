@@ -13,12 +13,13 @@ from barrel_inference.config import ContextOpts, LoadOptions
 from barrel_inference.engine.backend import Slice
 from barrel_inference.engine.llama import LlamaBackend
 from barrel_inference.engine.sequence import Sequence as Resident
+from barrel_inference.engine.stub import StubBackend
 from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.chain import Chain, pack_tokens
 from barrel_inference.kvcache.record import Name
 from barrel_inference.kvcache.store import Shape, Store
 from barrel_inference.kvcache.tier import Medium, Tier
-from tests.engine.fakes import Bench
+from tests.engine.fakes import Bench, tokens
 from tests.kvcache.fake_backend import FakeBackend
 from tests.kvcache.harness import Runner, open_on, open_with_medium, options, same, spec
 from tests.support.tiny_models import N_VOCAB, tiny_model
@@ -68,16 +69,22 @@ def test_mistake_10_restoring_what_the_sequence_still_holds(tmp_path: Path) -> N
     backend.close()
 
 
-def test_mistake_19_a_shifted_sequence_is_saved(tmp_path: Path) -> None:
-    backend = FakeBackend()
-    checkpoints = open_on(backend, options(spec(tmp_path)))
-    backend.decode([Slice(0, 0, tuple(PROMPT), False)], None)
-    sequence = Resident(0, tokens=list(PROMPT), n_prompt=len(PROMPT), tainted=True)
-    checkpoints.after_step(sequence)
-    for reason in ("finish", "evict", "shutdown"):
-        assert checkpoints.finish(sequence, reason) is None
-    assert checkpoints.flush(5.0)
-    assert checkpoints.counters["saved_bytes"] == 0
+def test_mistake_19_a_shifted_sequence_saves_rows_that_were_moved(tmp_path: Path) -> None:
+    """A shift reads what is left again: what is saved of it is what a prompt of the same tokens restores."""
+    load = options(spec(tmp_path), context_opts=ContextOpts(n_ctx=512))
+    backend = StubBackend(load)
+    checkpoints = open_on(backend, load)
+    first = Bench().run_on(backend, checkpoints).complete(tokens(400), max_tokens=300, shift_keep=8)
+    assert first.shifted_tokens
+    assert checkpoints.flush(10.0)
+    behind = checkpoints.tokens_behind(first.finish_key or "")
+    assert behind is not None
+    backend.rebuild()
+    warm = Bench().run_on(backend, checkpoints).complete([*behind, 5], max_tokens=20)
+    backend.rebuild()
+    cold = Bench().run_on(backend, open_on(backend, options())).complete([*behind, 5], max_tokens=20)
+    assert warm.cache.restored_tokens == len(behind)
+    assert warm.tokens == cold.tokens
 
 
 def test_mistake_19_a_rolled_back_sequence_saves_what_it_is_now(tmp_path: Path) -> None:

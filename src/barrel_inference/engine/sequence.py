@@ -26,7 +26,6 @@ class Sequence:
     boundaries: tuple[int, ...] = ()  # message ends in the prompt, in tokens
     salt: str = ""
     cache: CacheMode = "auto"
-    tainted: bool = False  # never save, never share
     saved: int = 0  # positions the store has captured; the store's to write
     chain: Chain | None = None  # block keys of ``tokens``; the store's to make and write
     stops: tuple[int, ...] = ()  # where its prefill must end a chunk
@@ -42,7 +41,7 @@ class Sequence:
     @property
     def writes(self) -> bool:
         """May be saved, and shared with other requests."""
-        return self.cache in ("auto", "write") and not self.tainted
+        return self.cache in ("auto", "write")
 
     def clear(self) -> None:
         """Forget the content; the caller has removed the KV."""
@@ -50,7 +49,6 @@ class Sequence:
         self.prefill_end = self.n_prompt = self.saved = 0
         self.boundaries = self.stops = ()
         self.chain = None
-        self.tainted = False
 
     def adopt(self, tokens: list[int], prefill_end: int) -> None:
         """The KV of exactly ``tokens`` is now in place (restored or shared)."""

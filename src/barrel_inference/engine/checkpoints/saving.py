@@ -30,7 +30,7 @@ class Saver:
         self.counters: defaultdict[str, float] = defaultdict(float)
 
     def after_step(self, sequence: Sequence) -> None:
-        if not self._may_save(sequence):
+        if not sequence.writes:
             return
         n = min(len(sequence.tokens), self._max_tokens)
         if self._layout.base is not None and (self._layout.window or not self._layout.has_state):
@@ -43,14 +43,11 @@ class Saver:
     def finish(self, sequence: Sequence, reason: SaveReason) -> str | None:
         """Everything not saved yet, tail and state included; the finish key (hex), None when it is not kept."""
         n = min(len(sequence.tokens), self._max_tokens)
-        if not self._may_save(sequence) or n < self._policy.min_tokens:
+        if not sequence.writes or n < self._policy.min_tokens:
             return None
         is_all = n == len(sequence.tokens)
         is_kept = self._save(sequence, n, reason, with_state=is_all and self._layout.has_state)
         return self._finish_key(sequence).hex() if is_all and is_kept else None
-
-    def _may_save(self, sequence: Sequence) -> bool:
-        return sequence.cache in ("auto", "write") and not sequence.tainted
 
     def _is_state_due(self, sequence: Sequence, n: int) -> bool:
         if n <= sequence.n_prompt:

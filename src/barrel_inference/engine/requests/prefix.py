@@ -107,7 +107,7 @@ class Prefix:
 
     def _may_share(self, generation: Generation, donor: Sequence) -> bool:
         is_own = donor.session is not None and donor.session == generation.request.session
-        return (donor.writes or is_own) and not donor.tainted and donor.salt == generation.request.salt
+        return (donor.writes or is_own) and donor.salt == generation.request.salt
 
     def _shareable(self, generation: Generation, donor: Sequence, common: int) -> int:
         usable = min(common, donor.prefill_end) if generation.exact == "cold" else common
