@@ -1,12 +1,17 @@
-"""Whom a command asks, and with which key."""
+"""Whom a command asks, and with which key; what it says of a server that breaks off."""
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from barrel_inference.cli.client import Client
+from barrel_inference.errors import UnreachableError
 
 KEYS = ("first-good-key", "another-good-key")
 
@@ -35,3 +40,43 @@ def test_the_server_that_the_configuration_makes(environ: dict[str, str]) -> Non
 
 def test_its_keys_are_for_no_other_server(environ: dict[str, str]) -> None:
     assert asked({**environ, "BARREL_INFERENCE_HOST": "https://far.example"}) == ("https://far.example:443", None)
+
+
+# ---- a server that breaks off
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+PIECE = b'10\r\n{"done": false}\n\r\n'
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[Client]:
+    """A client of a server that gives these bytes and is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def once() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65_536):
+                    pass  # what is not read would be answered with a reset, which overtakes the answer
+
+        server = threading.Thread(target=once)
+        server.start()
+        yield Client(f"http://127.0.0.1:{listener.getsockname()[1]}", environ={})
+        server.join()
+
+
+@pytest.mark.parametrize("rest", [b"", b"10", b'10\r\n{"done"', b'8\r\n{"done":\r\n'])
+def test_a_stream_without_its_end_is_an_error_behind_what_came(rest: bytes) -> None:
+    with answering(CHUNKED + PIECE + rest) as client:
+        lines = client.lines("/api/chat", {})
+        assert next(lines) == {"done": False}
+        with pytest.raises(UnreachableError, match="broke off"):
+            list(lines)
+
+
+def test_half_an_answer_is_an_error() -> None:
+    half = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{}"
+    with answering(half) as client, pytest.raises(UnreachableError, match="broke off"):
+        client.ask("GET", "/api/ps")

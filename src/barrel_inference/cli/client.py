@@ -6,7 +6,7 @@ import http.client
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,8 +19,8 @@ CONNECT_TIMEOUT_S = 5.0
 
 class Client:
     """Of the server at ``base``, else the one that BARREL_INFERENCE_HOST names, else the one that this machine's
-    configuration makes, whose keys are known here. Raises UnreachableError when nobody listens, and what the server
-    answered."""
+    configuration makes, whose keys are known here. Raises UnreachableError when nobody listens or the server breaks
+    off, and what the server answered."""
 
     def __init__(
         self, base: str | None = None, environ: Mapping[str, str] = os.environ, key: str | None = None
@@ -43,18 +43,40 @@ class Client:
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of the answer; None for an empty one."""
-        with closing(self._connect()) as connection:
-            text = self._send(connection, method, path, body).read()
-            return json.loads(text) if text else None
+        with self._sent(method, path, body) as response:
+            text = response.read()
+        return json.loads(text) if text else None
 
     def lines(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
         """The objects of a streamed answer. Closing the iterator closes the connection, which ends the work."""
-        with closing(self._connect()) as connection:
-            for line in self._send(connection, "POST", path, body):
+        piece: dict[str, Any] = {}
+        with self._sent("POST", path, body) as response:
+            for line in response:
                 piece = json.loads(line)
                 if "error" in piece:
                     raise BarrelError(piece["error"])
                 yield piece
+        if not piece.get("done") and piece.get("status") != "success":
+            raise self._broke_off("the answer has no end")
+
+    @contextmanager
+    def _sent(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
+        """The answer, still to be read."""
+        headers = {"content-type": "application/json"}
+        if self._key:
+            headers["authorization"] = f"Bearer {self._key}"
+        with closing(self._connect()) as connection:
+            try:
+                connection.request(method, path, None if body is None else json.dumps(body), headers)
+                response = connection.getresponse()
+                if response.status >= 400:
+                    raise _failure(response.status, response.read())
+                yield response
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                raise self._broke_off(error) from None
+
+    def _broke_off(self, reason: object) -> UnreachableError:
+        return UnreachableError(f"the server at {self.url} broke off: {reason}")
 
     def _connect(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
@@ -69,21 +91,6 @@ class Client:
             ) from None
         connection.sock.settimeout(None)  # a load or a long prompt may take its time
         return connection
-
-    def _send(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: Any
-    ) -> http.client.HTTPResponse:
-        headers = {"content-type": "application/json"}
-        if self._key:
-            headers["authorization"] = f"Bearer {self._key}"
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            raise UnreachableError(f"the server at {self.url} broke off: {error}") from None
-        if response.status >= 400:
-            raise _failure(response.status, response.read())
-        return response
 
 
 def _failure(status: int, body: bytes) -> BarrelError:
