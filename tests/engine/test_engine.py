@@ -61,7 +61,7 @@ def test_a_long_prompt_never_stalls_a_running_stream() -> None:
     assert sum(feed[1] for feed in mixed) == 3000
     assert all(feed[0] == 1 for feed in mixed)  # every chunk shares its step with a token of the stream
     assert all(0.01 + 0.004 * sum(feed.values()) < 0.5 for feed in mixed)
-    assert max(sum(feed.values()) for feed in mixed) == 96
+    assert max(sum(feed.values()) for feed in mixed) == 64  # a whole tile; two would take 0.52 s
 
 
 def test_the_end_of_generation_token_ends_it_and_is_not_output() -> None:

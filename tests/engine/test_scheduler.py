@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from barrel_inference.engine.costs import DOUBLING, LEAST, SMALL_STEP, STEP_LIMIT_S, Costs, Line, Step
 from barrel_inference.engine.scheduler import (
-    GRAIN,
-    SMALL_STEP,
-    STEP_LIMIT_S,
-    Costs,
     Feed,
     Limits,
     View,
@@ -24,7 +21,15 @@ from barrel_inference.engine.scheduler import (
 from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS, cold_resume
 
 LIMITS = Limits(n_batch=512, chunk=128)
-FAST = Costs(prefill_s=0.004)  # 250 tokens a second
+
+
+def flat(row_s: float) -> Costs:
+    """Every row costs the same, whatever the size of the step and wherever it lies."""
+    lines = {tiles: Line().after(0, row_s).after(4000, row_s) for tiles in range(3)}
+    return Costs(prefill_s=row_s, lines=lines) if row_s else Costs()
+
+
+FAST = flat(0.003)
 
 
 def run(views: list[View], limits: Limits = LIMITS, costs: Costs = FAST, steps: int = 10_000) -> Iterator[list[Feed]]:
@@ -60,7 +65,7 @@ def test_every_prompt_token_is_fed_once_and_in_order(
     limits = Limits(n_batch, max(64, n_batch // 4))
     views = [prompt(i, end) for i, end in enumerate(ends)] + [decoder(100 + i) for i in range(n_decoding)]
     fed = dict.fromkeys(range(len(ends)), 0)
-    for batch in run(views, limits, Costs(cost)):
+    for batch in run(views, limits, flat(cost)):
         assert len({feed.seq for feed in batch}) == len(batch)
         for seq, count in batch:
             assert count > 0
@@ -110,37 +115,82 @@ def test_a_prompt_alone_is_cut_at_absolute_multiples_and_stops(end: int, start: 
 @given(st.floats(0.0005, 0.02), st.integers(1, 7))
 def test_while_something_decodes_a_chunk_fits_the_time_budget(cost: float, n_decoding: int) -> None:
     views = [prompt(0, 2000), *(decoder(100 + i) for i in range(n_decoding))]
-    for batch in run(views, LIMITS, Costs(cost)):
+    for batch in run(views, LIMITS, flat(cost)):
         tokens = sum(feed.n_tokens for feed in batch if feed.seq == 0)
         assert tokens <= LIMITS.chunk
-        assert tokens <= GRAIN or tokens * cost <= STEP_LIMIT_S
+        assert tokens <= LEAST or (tokens + n_decoding) * cost <= STEP_LIMIT_S * 1.001
 
 
-@pytest.mark.parametrize(
-    ("costs", "rows"),
-    [
-        (Costs(prefill_s=0.005, small_s=0.010), 80),
-        (Costs(prefill_s=0.0065, small_s=0.012), TILED_ROWS),  # 0.42 s; as many small ones would take longer
-        (Costs(prefill_s=0.009, small_s=0.012), 32),
-        (Costs(prefill_s=0.009, small_s=0.020), GRAIN),
-        (Costs(prefill_s=0.100, small_s=0.100), GRAIN),
-        (Costs(prefill_s=0.009), GRAIN),  # what small ones cost is not known yet
-        (Costs(prefill_s=0.009, small_s=0.006), TILED_ROWS),  # read long ago, deep in another context
-        (Costs(prefill_s=0.004, small_s=0.010, decode_s=0.35), 16),
-    ],
-)
-def test_steps_beside_a_stream_are_small_only_when_a_tile_takes_too_long(costs: Costs, rows: int) -> None:
-    assert costs.rows() == rows
+def test_the_fastest_size_of_step_that_fits_is_taken() -> None:
+    for costs, rows in (
+        ({0: 0.008, 1: 0.004, 2: 0.003}, 128),  # 0.38 s
+        ({0: 0.008, 1: 0.005, 2: 0.004}, 64),  # two tiles would take 0.51 s
+        ({0: 0.009, 1: 0.009, 2: 0.008}, 48),  # one tile would take 0.58 s
+        ({0: 0.015, 1: 0.009, 2: 0.008}, 16),
+        ({0: 0.006, 1: 0.0065, 2: 0.006}, 48),  # fits beside 64, but small ones are faster here
+        ({0: 0.100, 1: 0.100, 2: 0.100}, LEAST),
+    ):
+        lines = {tiles: flat(row_s).lines[tiles] for tiles, row_s in costs.items()}
+        assert Costs(lines=lines).rows(1000, 129) == rows, costs
 
 
-def test_costs_of_small_and_tiled_steps_are_kept_apart() -> None:
-    costs = Costs().after(256, 0, 1.28).after(0, 1, 0.01).after(32, 1, 0.33)
-    assert costs == Costs(prefill_s=0.005, small_s=pytest.approx(0.01), decode_s=0.01)
+@given(st.floats(0.001, 0.004), st.floats(0, 0.5 / DOUBLING), st.integers(1, 7))
+def test_once_a_size_is_known_no_step_exceeds_the_limit_however_deep(
+    shallow_s: float, deeper: float, n_decoding: int
+) -> None:
+    """On a machine where rows cost more with depth: small steps twice, two tiles 0.8 ×."""
+    costs, position, taken = Costs().after(Step(0, 1, 0.0, 0.01)), 0, []
+    while position < 4000:
+        view = View(0, position, 4000, 0)
+        n_tokens = plan([view, *(decoder(100 + i) for i in range(n_decoding))], LIMITS, costs)[-1].n_tokens
+        n_rows = n_tokens + n_decoding
+        row_s = shallow_s * (1 + deeper * position * (2.0, 1.0, 0.8)[n_rows // TILED_ROWS])
+        taken.append(n_rows * row_s)
+        costs = costs.after(Step(n_tokens, n_decoding, position, taken[-1]))
+        position += n_tokens
+    assert max(taken) <= STEP_LIMIT_S * 1.02
+
+
+def test_the_end_of_a_prompt_is_no_larger_than_a_small_step_may_be() -> None:
+    lines = {0: flat(0.012).lines[0], 1: flat(0.0065).lines[1]}
+    batch = plan([prompt(0, 2000, position=1955), decoder(1)], LIMITS, Costs(lines=lines))
+    assert batch == [Feed(1, 1), Feed(0, 31)]  # all 45 would be no whole tile, and take 0.55 s
+
+
+def test_what_is_not_known_is_bounded_by_what_is() -> None:
+    solo = Costs().after(Step(256, 0, 0.0, 256 * 0.004))
+    assert solo.rows(0, 129) == 64  # at most half more by the row: 0.38 s
+    small = Costs().after(Step(31, 1, 0.0, 32 * 0.005))
+    assert small.rows(0, 129) == 64  # at most as much by the row: 0.32 s
+    assert small.rows(1000, 129) < 64  # three times as much, for all that is known
+
+
+def test_a_line_follows_what_is_new_and_never_falls() -> None:
+    line = Line()
+    for depth in range(0, 2000, 64):
+        line = line.after(depth, 0.004 + depth * 2e-6)
+    assert line.at(0) == pytest.approx(0.004, rel=0.01)
+    assert line.at(3000) == pytest.approx(0.010, rel=0.01)
+    for depth in range(0, 4000, 64):
+        line = line.after(depth, 0.008)
+    assert line.at(0) == pytest.approx(line.at(4000), rel=0.05) == pytest.approx(0.008, rel=0.05)
+    falling = Line().after(0, 0.010).after(1000, 0.001)
+    assert falling.at(2000) >= falling.at(0) > 0
+
+
+def test_steps_are_told_apart_by_their_whole_tiles() -> None:
+    steps = [Step(256, 0, 0, 1.28), Step(0, 1, 0, 0.01), Step(31, 1, 0, 0.33), Step(3, 1, 0, 0.1)]
+    costs = Costs()
+    for step in steps:
+        costs = costs.after(step)
+    assert set(costs.lines) == {0, 4}
+    assert costs.decode_s == 0.01
+    assert costs.prefill_part(steps[2]) == pytest.approx(0.32)
 
 
 def test_a_long_prompt_beside_a_stream_takes_chunks_that_keep_the_gap_under_half_a_second() -> None:
     first = next(run([prompt(0, 2000), decoder(1)]))
-    assert first == [Feed(1, 1), Feed(0, 95)]  # 96 rows at 250 a second: 0.38 s
+    assert first == [Feed(1, 1), Feed(0, 127)]  # 128 rows at 333 a second: 0.38 s
 
 
 def test_an_unknown_cost_starts_small() -> None:
@@ -149,7 +199,7 @@ def test_an_unknown_cost_starts_small() -> None:
 
 @given(st.integers(1, 40))
 def test_rows_that_decode_count_so_that_no_tile_is_begun_for_a_few(n_decoding: int) -> None:
-    slow = Costs(prefill_s=0.006, small_s=0.01)
+    slow = Costs(lines={0: flat(0.01).lines[0], 1: flat(0.006).lines[1]})
     batch = plan([prompt(0, 2000), *(decoder(100 + i) for i in range(n_decoding))], LIMITS, slow)
     assert sum(feed.n_tokens for feed in batch) == TILED_ROWS
 

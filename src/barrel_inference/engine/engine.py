@@ -17,12 +17,13 @@ import msgspec
 
 from barrel_inference.config import LoadOptions
 from barrel_inference.engine.backend import Backend, DecodeStatus, Slice
+from barrel_inference.engine.costs import Costs, Step
 from barrel_inference.engine.kvstore import KVStore
 from barrel_inference.engine.requests.admission import Admission
 from barrel_inference.engine.requests.generation import Generation, State
 from barrel_inference.engine.requests.inbox import Inbox
 from barrel_inference.engine.requests.replay import Replay
-from barrel_inference.engine.scheduler import Costs, Feed, Limits, View, is_cold_shape, plan
+from barrel_inference.engine.scheduler import Feed, Limits, View, is_cold_shape, plan
 from barrel_inference.engine.sequence import Sequence
 from barrel_inference.errors import (
     BarrelError,
@@ -256,10 +257,12 @@ class Engine:
             return DecodeStatus.FAILED
 
     def _account(self, batch: list[Row], elapsed_s: float) -> None:
-        n_prefill = sum(len(row.slice.tokens) for row in batch if row.generation.state is State.PREFILL)
-        n_decode = sum(row.generation.state is State.DECODE for row in batch)
-        prefill_s = self._costs.prefill_part(n_prefill, n_decode, elapsed_s)
-        self._costs = self._costs.after(n_prefill, n_decode, elapsed_s)
+        prompts = [row.slice for row in batch if row.generation.state is State.PREFILL]
+        n_prefill, n_decode = sum(len(piece.tokens) for piece in prompts), len(batch) - len(prompts)
+        depth = sum(piece.start * len(piece.tokens) for piece in prompts) / max(1, n_prefill)
+        step = Step(n_prefill, n_decode, depth, elapsed_s)
+        prefill_s = self._costs.prefill_part(step)
+        self._costs = self._costs.after(step)
         counters = self._counters
         counters["steps"] += 1
         counters["batch_sequences"] += len(batch)

@@ -7,16 +7,11 @@ remaining shapes as they were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from barrel_inference.engine.costs import LEAST, Costs
 from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS
-
-GRAIN = 16  # budgeted steps are multiples of it
-SMALL_STEP = 32  # while nothing is known
-STEP_BUDGET_S = 0.4  # for a step in which others decode
-STEP_LIMIT_S = 0.44  # for one that is a single tile: smaller ones are slower by the token. Keeps gaps under 0.5 s
-EWMA_WEIGHT = 0.3
 
 
 class View(NamedTuple):
@@ -45,49 +40,6 @@ class Feed(NamedTuple):
     n_tokens: int
 
 
-class Costs(NamedTuple):
-    """Measured, in seconds; moving averages, 0 = unknown."""
-
-    prefill_s: float = 0.0  # a prompt token, in a step of at least TILED_ROWS
-    small_s: float = 0.0  # a prompt token, in a smaller one
-    decode_s: float = 0.0  # a step that only decodes
-
-    def prefill_part(self, n_prefill: int, n_decode: int, elapsed_s: float) -> float:
-        """How much of a step was prefill."""
-        if not n_prefill:
-            return 0.0
-        return max(0.0, elapsed_s - self.decode_s) if n_decode else elapsed_s
-
-    def after(self, n_prefill: int, n_decode: int, elapsed_s: float) -> Costs:
-        """The averages with one more step in them."""
-        if not n_prefill:
-            return self._replace(decode_s=_average(self.decode_s, elapsed_s))
-        sample = self.prefill_part(n_prefill, n_decode, elapsed_s) / n_prefill
-        if n_prefill + n_decode >= TILED_ROWS:
-            return self._replace(prefill_s=_average(self.prefill_s, sample))
-        if n_prefill + n_decode >= GRAIN:
-            return self._replace(small_s=_average(self.small_s, sample))
-        return self  # too few to tell
-
-    def rows(self) -> int:
-        """How many tokens a step should take in which some sequences decode and a prompt is read. All count: one row
-        more than a tile costs attention a second tile."""
-        costs = [cost for cost in (self.prefill_s, self.small_s) if cost]
-        if not costs:
-            return SMALL_STEP
-        tiled_s, left_s = min(costs), STEP_BUDGET_S - self.decode_s
-        if left_s >= TILED_ROWS * tiled_s:
-            return int(left_s / tiled_s) // GRAIN * GRAIN
-        if self.decode_s + TILED_ROWS * tiled_s <= STEP_LIMIT_S:
-            return TILED_ROWS
-        affordable = int(left_s / self.small_s) if self.small_s else 0
-        return max(GRAIN, min(affordable, TILED_ROWS - 1) // GRAIN * GRAIN)
-
-
-def _average(old: float, new: float) -> float:
-    return old + (new - old) * EWMA_WEIGHT if old else new
-
-
 def plan(views: Iterable[View], limits: Limits, costs: Costs) -> list[Feed]:
     """The next batch: one token of everything that decodes, then prompt chunks, least recently served first.
 
@@ -95,24 +47,24 @@ def plan(views: Iterable[View], limits: Limits, costs: Costs) -> list[Feed]:
     """
     turn = sorted(views, key=lambda view: view.served)
     batch = [Feed(view.seq, 1) for view in turn if view.position >= view.end]
-    solo = not batch
-    room = limits.solo_chunk if solo else _room_beside(len(batch), limits, costs)
-    is_first = True
-    for view in turn:
-        if view.position >= view.end or not room:
-            continue
-        want = next_cut(view, limits.solo_chunk if solo else None) - view.position
-        if want > room and not is_first:
-            continue
-        batch.append(Feed(view.seq, min(want, room)))
-        room -= batch[-1].n_tokens
-        is_first = False
+    reading = [view for view in turn if view.position < view.end]
+    chunk = None if batch else limits.solo_chunk
+    room = chunk or _room_beside(len(batch), reading, limits, costs)
+    for view in reading:
+        want = next_cut(view, chunk) - view.position
+        if room and (want <= room or view is reading[0]):
+            batch.append(Feed(view.seq, min(want, room)))
+            room -= batch[-1].n_tokens
     return batch
 
 
-def _room_beside(n_decode: int, limits: Limits, costs: Costs) -> int:
+def _room_beside(n_decode: int, reading: Sequence[View], limits: Limits, costs: Costs) -> int:
     """For prompt tokens, in a step in which ``n_decode`` sequences decode."""
-    return min(max(costs.rows() - n_decode, GRAIN), limits.chunk, limits.n_batch - n_decode)
+    most = min(limits.chunk, limits.n_batch - n_decode, sum(next_cut(view, None) - view.position for view in reading))
+    if not most:
+        return 0
+    rows = costs.rows(reading[0].position, most + n_decode)
+    return min(max(rows - n_decode, LEAST), most)
 
 
 def next_cut(view: View, chunk: int | None) -> int:
