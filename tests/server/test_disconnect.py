@@ -82,6 +82,19 @@ def test_while_it_is_generated(server: RunningServer, path: str, stream: bool) -
     until(lambda: engine_running(server, "slow") == 0)
 
 
+@pytest.mark.parametrize("model", ["slow", "narrow", "reading"])
+def test_with_another_request_behind_the_one_in_hand(server: RunningServer, model: str) -> None:
+    """In the queue and while a prompt is read nothing is written, so only reading on shows that the client has left."""
+    body = {"model": model, "raw": True, "prompt": "x" * 400, "options": LONG}
+    with connect(server, "/api/generate", body):
+        until(lambda: gate_running(server, model) == 1)
+        with connect(server, "/api/generate", body) as client:
+            until(lambda: gate_running(server, model) + gate_waiting(server, model) == 2)
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(lambda: gate_running(server, model) + gate_waiting(server, model) == 1)
+    until(lambda: gate_running(server, model) == 0)
+
+
 def test_while_the_prompt_is_read(server: RunningServer) -> None:
     """1,500 tokens at 10 ms, in chunks of 256: the one that is being read when the client leaves is the last."""
     with connect(server, "/api/generate", {"model": "reading", "raw": True, "prompt": "x" * 1500}):

@@ -79,11 +79,12 @@ def status(error: BarrelError) -> int:
 
 def headers(error: BarrelError) -> dict[str, str]:
     """``Retry-After`` in whole seconds where trying again makes sense; the end of the connection where it must be."""
+    found = {}
     if error.code == "too_large" or error.details.get("unread"):
-        return {"connection": "close"}  # the rest of the body is not read
-    if status(error) not in (429, 503):
-        return {}
-    return {"retry-after": str(max(1, round(error.details.get("retry_after_s", 1))))}
+        found["connection"] = "close"  # the rest of the body is not read
+    if status(error) in (429, 503):
+        found["retry-after"] = str(max(1, round(error.details.get("retry_after_s", 1))))
+    return found
 
 
 def public(error: BarrelError) -> str:

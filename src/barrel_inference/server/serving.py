@@ -85,6 +85,7 @@ class Listener(uvicorn.Server):
             max_header_bytes=options.max_header_bytes,
             head_timeout_s=options.read_timeout_s,
             write_timeout_s=options.write_timeout_s,
+            max_connections=options.max_connections,
         )
         super().__init__(
             uvicorn.Config(
@@ -96,7 +97,6 @@ class Listener(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 backlog=BACKLOG,
-                limit_concurrency=options.max_connections or None,
                 timeout_keep_alive=IDLE_CONNECTION_S,
                 timeout_graceful_shutdown=int(options.drain_s + LAST_WORDS_S),
             )

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from barrel_inference.errors import BarrelError, RequestTimeoutError
+from barrel_inference.errors import BarrelError, QueueFullError, RequestTimeoutError
 from barrel_inference.server.failures import ForbiddenError, TooLargeError, UnauthorizedError
 from barrel_inference.server.http import auth, record
 from barrel_inference.server.http.record import Record
@@ -106,8 +106,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        if stranger := self._stranger(host, origin):
-            await self._failure_of(scope["path"])(noted(stranger))(scope, receive, send)
+        if refusal := self._crowded(scope) or self._stranger(host, origin):
+            await self._failure_of(scope["path"])(noted(refusal))(scope, receive, send)
         elif scope["method"] == "OPTIONS":
             await Response(status_code=204, headers=_preflight(origin))(scope, receive, send)
         elif error := self._refusal(scope["path"], headers):
@@ -116,6 +116,12 @@ class Guard:
             address = (scope.get("client") or ("",))[0]
             record.current().client = auth.client_of(self._access.keys, _key(headers), address)
             await self._app(scope, receive, _readable(send, origin))
+
+    def _crowded(self, scope: Scope) -> QueueFullError | None:
+        """Who only wants to know whether the server lives is answered all the same."""
+        if not scope.get("crowded") or scope["path"] in self._access.open_paths:
+            return None
+        return QueueFullError("server busy: too many connections are open", unread=True, retry_after_s=5)
 
     def _stranger(self, host: str, origin: str | None) -> ForbiddenError | None:
         if self._access.check_host and not auth.host_allowed(host, self._access.hosts):
@@ -191,9 +197,11 @@ class Body:
             await self._app(scope, receive, send)
             return
         unlimited = scope["path"].startswith(self._unlimited)
-        declared = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "")
         if not unlimited and declared.isdecimal() and int(declared) > self._max_bytes:
-            await _discard(receive)
+            if "expect" not in headers:  # else nothing comes before we ask for it
+                await _discard(receive)
             await self._failure_of(scope["path"])(noted(self._too_large()))(scope, receive, send)
             return
         await self._app(scope, self._limited(receive, unlimited), send)

@@ -23,7 +23,7 @@ _ENTRY_OPTIONS = ("parameters", "system", "template", "messages", "license")
 class Entry(Value, frozen=True):
     """A model as the registry or the configuration describes it; see spec of the manifest for the fields.
 
-    ``load``: options of load_model, without n_ctx. ``parameters``: under Ollama's names.
+    ``load``: options of load_model; n_ctx only where an operator wrote it. ``parameters``: under Ollama's names.
     """
 
     name: str  # with its tag

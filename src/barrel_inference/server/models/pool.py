@@ -97,10 +97,11 @@ class Pool:
                 self._changed.set()
 
     def context(self, entry: Entry, n_ctx: int | None = None) -> int:
-        """What a request gets that wants ``n_ctx``: at most max_context, and what the model was trained on."""
-        own = entry.load.get("context_opts", {}).get("n_ctx")
+        """What a request gets that wants ``n_ctx``: at most what the model was trained on, and max_context or what the
+        configuration gives this model by name."""
+        own: int = entry.load.get("context_opts", {}).get("n_ctx", 0)
         wanted = n_ctx or own or self._options.context_size or self._max_context
-        return min(wanted, self._max_context, entry.context_size or wanted)
+        return min(wanted, max(self._max_context, own), entry.context_size or wanted)
 
     def keep_alive(self, entry: Entry, keep_s: float | None) -> None:
         """Set the time of a loaded model; 0 unloads it as soon as it is idle."""

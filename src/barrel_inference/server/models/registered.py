@@ -14,7 +14,7 @@ from barrel_inference.registry.store import Listing
 from barrel_inference.server.models.catalog import Entry
 
 _MODEL_OPTS = ("n_gpu_layers", "weight_residency", "split_mode", "main_gpu", "use_mmap", "use_mlock")
-_CONTEXT_OPTS = ("n_ctx", "n_batch", "n_threads", "flash_attn", "type_k", "type_v")
+_CONTEXT_OPTS = ("n_batch", "n_threads", "flash_attn", "type_k", "type_v")
 _TOP = ("quant_type", "quant_bits")
 _SAME = set(Entry.__struct_fields__) & set(Manifest.__struct_fields__) - {"name", "digest", "context_size"}
 
@@ -62,7 +62,8 @@ def from_manifest(manifest: Manifest) -> Entry:
 
 
 def _load(manifest: Manifest) -> dict[str, Any]:
-    """The options of load_model that a manifest's loader table and its adapters stand for."""
+    """The options of load_model that a manifest's loader table and its adapters stand for. Not its n_ctx: that is what
+    the limits of the day it was pulled allowed, and a PARAMETER num_ctx stands in ``parameters``."""
     loader = manifest.loader
     load: dict[str, Any] = {name: loader[name] for name in _TOP if loader.get(name)}
     groups = {"model_opts": _MODEL_OPTS, "context_opts": _CONTEXT_OPTS}

@@ -1,0 +1,79 @@
+"""What clients may write on one connection: offers of other protocols, and requests ahead of the answers."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.server.harness import RunningServer
+from tests.support.waiting import until
+
+BODY = json.dumps({"model": "stub", "content": "hello"}).encode()
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+SIZED = b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n5\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (BODY[:5], len(BODY) - 5, BODY[5:])
+BUSY = "server busy: too many connections are open"
+LAST = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def post(framed: bytes, *, offer: bytes = OFFER) -> bytes:
+    return b"POST /api/tokenize HTTP/1.1\r\nHost: localhost\r\n" + offer + framed
+
+
+def statuses(server: RunningServer, pieces: Iterable[bytes]) -> list[bytes]:
+    """Of all answers to what is sent piece by piece."""
+    where = urlsplit(server.url)
+    with socket.create_connection((where.hostname, where.port), timeout=60) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            client.sendall(piece)
+        answers = b"".join(iter(lambda: client.recv(65536), b""))
+    return [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+@pytest.mark.parametrize("framed", [SIZED, CHUNKED])
+def test_an_offer_to_upgrade_is_passed_over_and_its_body_is_read(
+    server: RunningServer, framed: bytes, step: int
+) -> None:
+    said = post(framed) + b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + OFFER + b"\r\n" + post(framed) + LAST
+    pieces = [said[start : start + step] for start in range(0, len(said), step)]
+    assert statuses(server, pieces) == [b"200"] * 4
+
+
+def test_a_body_that_is_too_large_is_none_of_another_protocol(server: RunningServer) -> None:
+    assert statuses(server, [post(b"Content-Length: 99999999999\r\n\r\n")]) == [b"413"]
+
+
+def test_many_offers_and_many_requests_ahead(server: RunningServer) -> None:
+    assert statuses(server, [post(SIZED) * 100 + post(SIZED, offer=b"") * 100 + LAST]) == [b"200"] * 201
+
+
+def test_who_asks_first_sends_no_body_that_is_too_large(server: RunningServer) -> None:
+    assert statuses(server, [post(b"Content-Length: 99999999999\r\n\r\n", offer=b"Expect: 100-continue\r\n")]) == [
+        b"413"
+    ]
+
+
+def test_who_comes_when_too_many_are_connected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Is told to come again as each dialect says it, in the log too; whether the server lives can still be asked."""
+    with RunningServer(tmp_path, max_connections=2) as server, ExitStack() as idle:
+        where = urlsplit(server.url)
+        for _ in range(2):
+            idle.enter_context(socket.create_connection((where.hostname, where.port), timeout=60))
+        until(lambda: len(server.listener.server_state.connections) == 2)
+        assert server.request("GET", "/health")[0] == 200
+        with caplog.at_level("INFO", "barrel_inference.requests"):
+            status, answer, headers = server.exchange("POST", "/api/chat", {})
+            assert (status, json.loads(answer), headers["retry-after"]) == (503, {"error": BUSY}, "5")
+            assert server.post("/v1/chat/completions", {})[1]["error"]["message"] == BUSY
+        idle.close()
+        until(lambda: not server.listener.server_state.connections)
+        assert server.request("GET", "/api/tags")[0] == 200
+    assert [json.loads(each.message)["error"] for each in caplog.records] == ["queue_full"] * 2
