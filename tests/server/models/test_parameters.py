@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from barrel_inference.aio.params import parse
@@ -75,6 +75,7 @@ def test_the_second_wins_option_by_option() -> None:
     assert both.n_ctx == 100
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 @given(
     st.dictionaries(
         st.sampled_from(["temperature", "top_k", "num_ctx", "stop", "seed", "num_predict", "use_mmap", "min_p"]),

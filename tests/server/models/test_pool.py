@@ -129,6 +129,23 @@ async def test_nobody_gets_more_than_is_allowed_or_trained_on() -> None:
     assert [options["context_opts"]["n_ctx"] for _, options in world.runtime.loads] == [4096, 256]
 
 
+@pytest.mark.parametrize(
+    ("configured", "size", "asked", "given"),
+    [
+        ({}, 2048, None, 2048),
+        ({}, None, None, 4096),
+        ({"n_ctx": 9000}, 2048, None, 9000),
+        ({"n_ctx": 9000}, None, 10**6, 9000),
+    ],
+)
+def test_what_one_gets_who_asks_for_nothing(
+    configured: dict[str, int], size: int | None, asked: int | None, given: int
+) -> None:
+    """What the configuration gives a model by name is an operator's word, as the cap is."""
+    world = World(context_size=size)
+    assert world.pool.context(Entry(name="a:latest", load={"context_opts": configured}), asked) == given
+
+
 async def test_idle_models_are_unloaded_in_time() -> None:
     world = World(keep_alive_default_ms=60_000)
     await world.use(A)
