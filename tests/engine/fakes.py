@@ -162,13 +162,13 @@ class FakeBackend:
         n_kv, n_swa = len(self.kv[seq]), self.info.n_swa
         return (max(0, n_kv - n_swa) if n_swa else 0, n_kv - 1) if n_kv else (-1, -1)
 
-    def state_size(self, seq: int, *, partial: bool) -> int:
+    def state_size(self, seq: int) -> int:
         return 0
 
-    def state_read(self, seq: int, into: memoryview, *, partial: bool) -> int:
+    def state_read(self, seq: int, into: memoryview) -> int:
         return 0
 
-    def state_write(self, seq: int, blob: memoryview, *, partial: bool) -> bool:
+    def state_write(self, seq: int, blob: memoryview) -> bool:
         return False
 
     def pin_touched_weights(self) -> None:

@@ -195,15 +195,15 @@ class FakeBackend:
         positions = [cell.pos for cell in cache.of(seq)] if cache else []
         return (min(positions), max(positions)) if positions else (-1, -1)
 
-    def state_size(self, seq: int, *, partial: bool) -> int:
+    def state_size(self, seq: int) -> int:
         return len(self._blob(seq))
 
-    def state_read(self, seq: int, into: memoryview, *, partial: bool) -> int:
+    def state_read(self, seq: int, into: memoryview) -> int:
         blob = self._blob(seq)
         into[: len(blob)] = blob
         return len(blob)
 
-    def state_write(self, seq: int, blob: memoryview, *, partial: bool) -> bool:
+    def state_write(self, seq: int, blob: memoryview) -> bool:
         self.seq_remove(seq, 0, -1)
         if self.fail_writes:
             return False

@@ -19,8 +19,8 @@ PLAIN = Shape(has_blocks=True, n_swa=0, has_state=False)
 def layout() -> Layout:
     backend = FakeBackend()
     backend.decode([Slice(0, 0, (1, 2, 3), want_logits=False)], None)
-    blob = memoryview(bytearray(backend.state_size(0, partial=False)))
-    backend.state_read(0, blob, partial=False)
+    blob = memoryview(bytearray(backend.state_size(0)))
+    backend.state_read(0, blob)
     return detect(blob, n_swa=0)
 
 

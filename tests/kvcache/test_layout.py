@@ -15,8 +15,8 @@ from tests.kvcache.fake_backend import FakeBackend
 
 
 def blob_of(backend: FakeBackend, seq: int) -> bytes:
-    out = memoryview(bytearray(backend.state_size(seq, partial=False)))
-    backend.state_read(seq, out, partial=False)
+    out = memoryview(bytearray(backend.state_size(seq)))
+    backend.state_read(seq, out)
     return bytes(out)
 
 
@@ -93,7 +93,7 @@ def test_pieces_make_the_same_state(kind: str, v_trans: bool, holes: bool, n: in
     again = rebuild(layout, blob, cuts, n)
     if not holes:
         assert again == blob
-    assert backend.state_write(0, memoryview(again), partial=False)
+    assert backend.state_write(0, memoryview(again))
     assert rebuild(layout, blob_of(backend, 0), [], n) == again
 
 

@@ -47,11 +47,11 @@ class Setup:
         """The blocks of the first tokens, copied out of a sequence; None without memory for them."""
         backend = FakeBackend()
         backend.decode([Slice(0, 0, tuple(TOKENS[:stop]), want_logits=False)], None)
-        n = backend.state_size(0, partial=False)
+        n = backend.state_size(0)
         buffer = self.writer.memory.take(n)
         if buffer is None:
             return None
-        backend.state_read(0, buffer[:n], partial=False)
+        backend.state_read(0, buffer[:n])
         items = [
             Item(one.kind, "p", one.parent, one.key, one.first, one.tokens, 1000) for one in records(TOKENS[:stop])
         ]

@@ -60,7 +60,6 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     rope: str = ""  # canonical text of every RoPE/YaRN parameter in force
     quant_type: str = ""
     quant_bits: float = 0.0
-    add_bos: bool = False
     bos_token: str = ""
     eos_token: str = ""
     chat_template: str | None = None
@@ -133,13 +132,12 @@ class Backend(Protocol):
     def seq_bounds(self, seq: int) -> tuple[int, int]:
         """(smallest, largest) position held, (-1, -1) if empty. With a sliding window the smallest may be > 0."""
 
-    def state_size(self, seq: int, *, partial: bool) -> int: ...
+    def state_size(self, seq: int) -> int: ...
 
-    def state_read(self, seq: int, into: memoryview, *, partial: bool) -> int:
-        """Copy the sequence's state blob (``partial``: only window and recurrent parts) into ``into``; bytes
-        written, 0 on failure."""
+    def state_read(self, seq: int, into: memoryview) -> int:
+        """Copy the sequence's state blob into ``into``; bytes written, 0 on failure."""
 
-    def state_write(self, seq: int, blob: memoryview, *, partial: bool) -> bool:
+    def state_write(self, seq: int, blob: memoryview) -> bool:
         """Load a blob into ``seq``, which is cleared first and left empty on any failure."""
 
     # weights: engine thread, but for the count

@@ -78,7 +78,7 @@ def test_facts_of_a_real_model() -> None:
     assert (info.architecture, info.quant_type, info.quant_bits) == ("llama", "q4_1", 4.0)
     assert (info.n_ctx_train, info.n_layer, info.n_embd, info.n_vocab) == (8192, 30, 576, 49152)
     assert 130e6 < info.n_params < 140e6 and 80e6 < info.size_bytes < 110e6
-    assert (info.bos_token, info.eos_token, info.add_bos) == ("<|im_start|>", "<|im_end|>", False)
+    assert (info.bos_token, info.eos_token) == ("<|im_start|>", "<|im_end|>")
     assert info.chat_template is not None and "<|im_start|>" in info.chat_template
     assert "0.3.36" in info.build and "rope.freq_base" in info.rope
     backend.close()

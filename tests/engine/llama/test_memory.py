@@ -27,8 +27,8 @@ def llama() -> Iterator[LlamaBackend]:
 
 
 def state(backend: LlamaBackend, seq: int) -> bytes:
-    buffer = bytearray(backend.state_size(seq, partial=False))
-    assert backend.state_read(seq, memoryview(buffer), partial=False) == len(buffer)
+    buffer = bytearray(backend.state_size(seq))
+    assert backend.state_read(seq, memoryview(buffer)) == len(buffer)
     return bytes(buffer)
 
 
@@ -40,9 +40,9 @@ def test_a_sequence_outside_the_context_is_refused(llama: LlamaBackend, seq: int
         lambda: llama.seq_remove(seq, 0, -1),
         lambda: llama.seq_copy(0, seq, 0, -1),
         lambda: llama.seq_copy(seq, 0, 0, -1),
-        lambda: llama.state_size(seq, partial=False),
-        lambda: llama.state_read(seq, blob, partial=False),
-        lambda: llama.state_write(seq, blob, partial=False),
+        lambda: llama.state_size(seq),
+        lambda: llama.state_read(seq, blob),
+        lambda: llama.state_write(seq, blob),
     ):
         with pytest.raises(DecodeError, match="outside"):
             call()
@@ -71,7 +71,7 @@ def test_a_state_continues_as_its_source(backend: LlamaBackend) -> None:
     blob = state(backend, 0)
     expected = feed(backend, 0, 150, 151)
     backend.rebuild()
-    assert backend.state_write(1, memoryview(blob), partial=False)
+    assert backend.state_write(1, memoryview(blob))
     assert backend.seq_bounds(1)[1] == 149
     assert feed(backend, 1, 150, 151) == expected
 
@@ -80,16 +80,16 @@ def test_a_state_replaces_what_the_sequence_held(backend: LlamaBackend) -> None:
     feed(backend, 0, 0, 30)
     blob = state(backend, 0)
     feed(backend, 1, 0, 50)
-    assert backend.state_write(1, memoryview(blob), partial=False)
+    assert backend.state_write(1, memoryview(blob))
     assert backend.seq_bounds(1)[1] == 29
 
 
 def test_an_empty_state_clears_the_sequence(backend: LlamaBackend) -> None:
     """llama.cpp loads it with success and leaves the destination as it was."""
     feed(backend, 1, 0, 50)
-    backend.state_write(1, memoryview(state(backend, 0)), partial=False)
+    backend.state_write(1, memoryview(state(backend, 0)))
     assert backend.seq_bounds(1) == (-1, -1)
-    assert not backend.state_write(1, memoryview(b""), partial=False)
+    assert not backend.state_write(1, memoryview(b""))
 
 
 def test_a_cut_off_state_leaves_the_sequence_empty_and_the_others_whole(backend: LlamaBackend) -> None:
@@ -97,7 +97,7 @@ def test_a_cut_off_state_leaves_the_sequence_empty_and_the_others_whole(backend:
     blob = memoryview(state(backend, 0))
     fresh = feed(backend, 1, 0, 40)
     for sixteenth in range(16):
-        assert not backend.state_write(1, blob[: len(blob) * sixteenth // 16], partial=False)
+        assert not backend.state_write(1, blob[: len(blob) * sixteenth // 16])
         assert backend.seq_bounds(1) == (-1, -1)
         assert backend.seq_bounds(0)[1] == 149
         assert feed(backend, 1, 0, 40) == fresh
@@ -108,7 +108,7 @@ def test_a_cut_off_state_leaves_the_sequence_empty_and_the_others_whole(backend:
 
 def test_a_state_with_bytes_left_over_is_refused(backend: LlamaBackend) -> None:
     feed(backend, 0, 0, 30)
-    assert not backend.state_write(1, memoryview(state(backend, 0) + b"\0"), partial=False)
+    assert not backend.state_write(1, memoryview(state(backend, 0) + b"\0"))
     assert backend.seq_bounds(1) == (-1, -1)
 
 
@@ -117,7 +117,7 @@ def test_a_state_of_another_model_is_refused(llama: LlamaBackend, other: Arch) -
     with opened(tiny_model(other)) as source:
         feed(source, 0, 0, 30)
         blob = state(source, 0)
-    assert not llama.state_write(0, memoryview(blob), partial=False)
+    assert not llama.state_write(0, memoryview(blob))
     assert llama.seq_bounds(0) == (-1, -1)
 
 
@@ -126,11 +126,11 @@ def test_a_state_with_its_values_transposed_is_refused_by_another_layout() -> No
         feed(source, 0, 0, 30)
         blob = state(source, 0)
     with opened(tiny_model("llama"), flash_attn=True) as target:
-        assert not target.state_write(0, memoryview(blob), partial=False)
+        assert not target.state_write(0, memoryview(blob))
         assert target.seq_bounds(0) == (-1, -1)
 
 
 def test_a_buffer_too_small_for_a_state_gets_nothing(llama: LlamaBackend) -> None:
     feed(llama, 0, 0, 30)
-    buffer = bytearray(llama.state_size(0, partial=False) - 1)
-    assert llama.state_read(0, memoryview(buffer), partial=False) == 0
+    buffer = bytearray(llama.state_size(0) - 1)
+    assert llama.state_read(0, memoryview(buffer)) == 0

@@ -79,12 +79,12 @@ def test_a_state_is_llama_s_plain_layout_and_continues() -> None:
     backend = stub()
     tokens = tokens_of(backend)
     feed(backend, 0, 0, tokens[:40])
-    blob = bytearray(backend.state_size(0, partial=False))
-    assert backend.state_read(0, memoryview(blob), partial=False) == len(blob)
+    blob = bytearray(backend.state_size(0))
+    assert backend.state_read(0, memoryview(blob)) == len(blob)
     layout = detect(memoryview(blob), n_swa=0)
     assert layout.kind == "plain" and layout.bytes_per_token == 64
     expected = feed(backend, 0, 40, tokens[40:41])
-    assert backend.state_write(1, memoryview(bytes(blob)), partial=False)
+    assert backend.state_write(1, memoryview(bytes(blob)))
     assert feed(backend, 1, 40, tokens[40:41]) == expected
 
 
@@ -92,11 +92,11 @@ def test_a_state_is_llama_s_plain_layout_and_continues() -> None:
 def test_one_wrong_byte_is_a_refusal(at: int, flip: int) -> None:
     backend = stub()
     feed(backend, 0, 0, tokens_of(backend)[:40])
-    blob = bytearray(backend.state_size(0, partial=False))
-    backend.state_read(0, memoryview(blob), partial=False)
-    assert backend.state_write(1, memoryview(blob), partial=False)
+    blob = bytearray(backend.state_size(0))
+    backend.state_read(0, memoryview(blob))
+    assert backend.state_write(1, memoryview(blob))
     blob[at % len(blob)] ^= flip
-    assert not backend.state_write(1, memoryview(blob), partial=False)
+    assert not backend.state_write(1, memoryview(blob))
     assert backend.seq_bounds(1) == (-1, -1)
 
 

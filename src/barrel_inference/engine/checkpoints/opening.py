@@ -105,9 +105,9 @@ def learn_layout(backend: Backend) -> Layout:
     try:
         if backend.decode([Slice(0, 0, tokens, want_logits=False)], None) is not DecodeStatus.OK:
             raise CacheError("a few tokens could not be decoded to learn the state layout")
-        size = backend.state_size(0, partial=False)
+        size = backend.state_size(0)
         blob = memoryview(bytearray(size))
-        n = backend.state_read(0, blob, partial=False)
+        n = backend.state_read(0, blob)
         return detect(blob[:n], n_swa=backend.info.n_swa)
     finally:
         backend.seq_remove(0, 0, -1)

@@ -149,7 +149,7 @@ class Restorer:
 
     def _load(self, blob: memoryview, found: Found, seq: int) -> int:
         self._backend.seq_remove(seq, 0, -1)
-        if self._backend.state_write(seq, blob, partial=False) and self._is_in_place(found.length, seq):
+        if self._backend.state_write(seq, blob) and self._is_in_place(found.length, seq):
             return found.length
         logger.warning("llama.cpp refused a restored state of %d tokens", found.length)
         self._backend.seq_remove(seq, 0, -1)  # a refused state may leave cells behind

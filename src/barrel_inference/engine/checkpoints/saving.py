@@ -142,12 +142,12 @@ class Saver:
             self._backend.seq_remove(scratch, 0, -1)
 
     def _read(self, seq: int, items: list[Item], reason: SaveReason) -> bool:
-        size = self._backend.state_size(seq, partial=False)
+        size = self._backend.state_size(seq)
         buffer = self._writer.memory.take(size)
         if buffer is None:
             self._writer.drop(len(items))
             return False
-        n = self._backend.state_read(seq, buffer[:size], partial=False)
+        n = self._backend.state_read(seq, buffer[:size])
         if n == 0:
             self._writer.memory.give(buffer)
             self._writer.drop(len(items))

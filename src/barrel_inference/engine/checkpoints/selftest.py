@@ -45,7 +45,7 @@ def run(backend: Backend, layout: Layout) -> str:
         payload = _save(backend, layout, head)
         unbroken = _decode(backend, tokens[head:], head)
         backend.seq_remove(SEQ, 0, -1)
-        if not backend.state_write(SEQ, memoryview(payload), partial=False):
+        if not backend.state_write(SEQ, memoryview(payload)):
             return "self-test: llama.cpp refuses a restored state"
         restored = _decode(backend, tokens[head:], head)
     except BarrelError as error:
@@ -70,9 +70,9 @@ def _decode(backend: Backend, tokens: tuple[int, ...], start: int) -> NDArray[np
 
 def _save(backend: Backend, layout: Layout, n: int) -> bytearray:
     """The state of the first ``n`` tokens, cut into two parts and put together again."""
-    size = backend.state_size(SEQ, partial=False)
+    size = backend.state_size(SEQ)
     blob = memoryview(bytearray(size))
-    parsed = layout.parse(blob[: backend.state_read(SEQ, blob, partial=False)])
+    parsed = layout.parse(blob[: backend.state_read(SEQ, blob)])
     window_first = parsed.window.span()[0] if parsed.window else 0
     state = parsed.state if parsed.state is not None else memoryview(b"")
     assembly = Assembly(layout, n, window_first, len(state))

@@ -30,7 +30,6 @@ from barrel_inference.registry.gguf import shard_paths
 from barrel_inference.types import Sampling
 
 _STATUS = {0: DecodeStatus.OK, 1: DecodeStatus.NO_ROOM, 2: DecodeStatus.ABORTED}
-_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
 class LlamaBackend:
@@ -172,22 +171,20 @@ class LlamaBackend:
             return (-1, -1)
         return int(lib.llama_memory_seq_pos_min(self._memory, seq)), self._last_position(seq)
 
-    def state_size(self, seq: int, *, partial: bool) -> int:
+    def state_size(self, seq: int) -> int:
         self._check_seq(seq)
-        return int(lib.llama_state_seq_get_size_ext(self._context, seq, _PARTIAL if partial else 0))
+        return int(lib.llama_state_seq_get_size(self._context, seq))
 
-    def state_read(self, seq: int, into: memoryview, *, partial: bool) -> int:
+    def state_read(self, seq: int, into: memoryview) -> int:
         self._check_seq(seq)
-        flags = _PARTIAL if partial else 0
-        return int(lib.llama_state_seq_get_data_ext(self._context, _bytes_of(into), len(into), seq, flags))
+        return int(lib.llama_state_seq_get_data(self._context, _bytes_of(into), len(into), seq))
 
-    def state_write(self, seq: int, blob: memoryview, *, partial: bool) -> bool:
+    def state_write(self, seq: int, blob: memoryview) -> bool:
         self._check_seq(seq)
         lib.llama_memory_seq_rm(self._memory, seq, -1, -1)  # an empty blob succeeds without clearing
         if not len(blob):
             return False
-        flags = _PARTIAL if partial else 0
-        consumed = lib.llama_state_seq_set_data_ext(self._context, _bytes_of(blob), len(blob), seq, flags)
+        consumed = lib.llama_state_seq_set_data(self._context, _bytes_of(blob), len(blob), seq)
         if consumed == len(blob):
             return True
         # A failure in a later section leaves cells of earlier ones behind, with unwritten data.

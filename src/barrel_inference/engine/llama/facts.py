@@ -51,7 +51,6 @@ def read_info(weights: Weights, options: LoadOptions, *, context: Any, flash_att
         rope=_rope(weights, options),
         quant_type=quant_type,
         quant_bits=options.quant_bits or _quant_bits(quant_type),
-        add_bos=bool(lib.llama_vocab_get_add_bos(weights.vocab)),
         bos_token=_token_text(weights, lib.llama_vocab_bos(weights.vocab)),
         eos_token=_token_text(weights, lib.llama_vocab_eos(weights.vocab)),
         chat_template=template.decode(errors="replace") if template else None,

@@ -194,16 +194,16 @@ class StubBackend:
         rows = self._held[seq]
         return (rows.start, rows.end - 1) if rows.rows else (-1, -1)
 
-    def state_size(self, seq: int, *, partial: bool) -> int:
-        return len(_blob(self._held[seq], seq, partial))
+    def state_size(self, seq: int) -> int:
+        return len(_blob(self._held[seq], seq))
 
-    def state_read(self, seq: int, into: memoryview, *, partial: bool) -> int:
-        blob = _blob(self._held[seq], seq, partial)
+    def state_read(self, seq: int, into: memoryview) -> int:
+        blob = _blob(self._held[seq], seq)
         into[: len(blob)] = blob
         return len(blob)
 
-    def state_write(self, seq: int, blob: memoryview, *, partial: bool) -> bool:
-        rows = None if partial else _parse(bytes(blob))
+    def state_write(self, seq: int, blob: memoryview) -> bool:
+        rows = _parse(bytes(blob))
         self._held[seq] = rows or _Rows(0, [])
         return rows is not None
 
@@ -251,15 +251,12 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def _blob(rows: _Rows, seq: int, partial: bool) -> bytes:
+def _blob(rows: _Rows, seq: int) -> bytes:
     """llama.cpp's sequence state with flash attention on: all K layers, then all V layers, rows in cell order."""
-    head = struct.pack("<Ii", MAGIC, seq)
-    if partial:
-        return head
     cells = np.zeros(len(rows.rows), _CELL)
     cells["pos"] = np.arange(rows.start, rows.end)
     cells["n_seq"], cells["seq"] = 1, seq
-    head += struct.pack("<II", 1, len(cells)) + cells.tobytes()
+    head = struct.pack("<IiII", MAGIC, seq, 1, len(cells)) + cells.tobytes()
     if not rows.rows:
         return head
     values = np.array(rows.rows, np.uint64)
@@ -275,7 +272,7 @@ def _parse(blob: bytes) -> _Rows | None:
         rows = _read_rows(blob, count) if count else _Rows(0, [])
     except (struct.error, ValueError):
         return None
-    return rows if _blob(rows, seq, partial=False) == blob else None
+    return rows if _blob(rows, seq) == blob else None
 
 
 def _read_rows(blob: bytes, count: int) -> _Rows:
