@@ -11,6 +11,7 @@ from barrel_inference.registry.names import (
     PLAIN,
     ModelName,
     is_shortest,
+    is_weights_path,
     name_of,
     parse_digest,
     parse_name,
@@ -49,6 +50,18 @@ def test_names(text: str, shown: str) -> None:
 def test_what_is_no_name(text: str) -> None:
     with pytest.raises(InvalidNameError):
         parse_name(text)
+
+
+@pytest.mark.parametrize("text", ["/m", "./m", "../m", "~/m", "C:\\m", "m.gguf", "folder/M.GGUF"])
+def test_what_means_a_file(text: str) -> None:
+    assert is_weights_path(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["m", "org/m:tag", "hf://Org/Repo/m.gguf", "https://a.example/m.gguf", "m.gguf:latest"]
+)
+def test_what_means_a_model_by_name_or_spec(text: str) -> None:
+    assert not is_weights_path(text)
 
 
 @given(st.text())

@@ -18,6 +18,7 @@ from barrel_inference.cli.progress import follow
 from barrel_inference.config import RuntimeConfig, TierSpec
 from barrel_inference.errors import InvalidModelError, ModelNotFoundError
 from barrel_inference.registry.files import default_root
+from barrel_inference.registry.names import is_weights_path
 from barrel_inference.server import environment
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.parameters import merge
@@ -73,6 +74,6 @@ def _file(model: str) -> Entry | None:
     path = Path(model).expanduser()
     if path.is_file():
         return Entry(name=path.stem, path=str(path))
-    if model.endswith(".gguf") or model.startswith(("/", "./", "../", "~")):
+    if is_weights_path(model):
         raise InvalidModelError(f"there is no file {model}", path=model)
     return None

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from barrel_inference.cli.client import Client
 from barrel_inference.errors import UnreachableError
+from barrel_inference.registry.names import is_weights_path, name_of
 from barrel_inference.server.environment import ENV_HOST, configuration
 
 STOP_TIMEOUT_S = 45.0  # it may still have state to save
@@ -21,42 +23,35 @@ STOP_TIMEOUT_S = 45.0  # it may still have state to save
 @contextmanager
 def server(model: str) -> Iterator[tuple[Client, str]]:
     """A client, and what ``model`` is called there: a GGUF file gets a name. Raises UnreachableError."""
+    file = weights_file(model)
+    name = model if file is None else name_of(file).name
     client = Client()
     if client.is_there():
-        yield client, _registered(client, model)
+        if file is not None:
+            for _ in client.lines("/api/pull", {"model": file}):
+                pass
+        yield client, name
         return
     if os.environ.get(ENV_HOST):  # that one was meant, and no other
         raise UnreachableError(f"no server at {client.url}: start one there, or unset {ENV_HOST}")
-    with _started(model) as own:
-        yield own, _name(model)
+    with _started({} if file is None else {name: {"model_path": file}}) as own:
+        yield own, name
 
 
-def _is_file(model: str) -> bool:
-    return model.endswith(".gguf") or Path(model).is_file()
-
-
-def _name(model: str) -> str:
-    return Path(model).stem if _is_file(model) else model
-
-
-def _registered(client: Client, model: str) -> str:
-    if not _is_file(model):
-        return model
-    for _ in client.lines("/api/pull", {"model": str(Path(model).expanduser().absolute())}):
-        pass
-    return _name(model)
+def weights_file(model: str) -> str | None:
+    """The absolute path when ``model`` is a file and not a name."""
+    path = Path(model).expanduser().absolute()
+    return str(path) if is_weights_path(model) or path.is_file() else None
 
 
 @contextmanager
-def _started(model: str) -> Iterator[Client]:
-    """For this conversation alone, whatever the configuration says of the server that others ask."""
+def _started(models: dict[str, Any]) -> Iterator[Client]:
+    """For this conversation alone, whatever the configuration says of the server that others ask; it serves ``models``
+    beside the configured ones."""
     key = secrets.token_hex(16)
     environ = {**os.environ, "BARREL_INFERENCE_SERVER_API_KEYS": json.dumps([key])}
     environ["BARREL_INFERENCE_SERVER_PRELOAD"] = "[]"
-    if _is_file(model):
-        path = str(Path(model).expanduser().absolute())
-        models = configuration(os.environ, {}).server.models | {_name(model): {"model_path": path}}
-        environ["BARREL_INFERENCE_SERVER_MODELS"] = json.dumps(models)
+    environ["BARREL_INFERENCE_SERVER_MODELS"] = json.dumps(configuration(os.environ, {}).server.models | models)
     command = [sys.executable, "-m", "barrel_inference.cli.main", "serve", "--host", "127.0.0.1:0", "--json"]
     process = subprocess.Popen(
         [*command, "--log-level", "error"],

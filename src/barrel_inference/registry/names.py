@@ -183,6 +183,11 @@ def is_path(text: str) -> bool:
     return text.startswith(("/", "./", "../", "~", ".\\", "..\\")) or bool(re.match(r"[A-Za-z]:[\\/]", text))
 
 
+def is_weights_path(text: str) -> bool:
+    """Whether the user means a file to load: by a path, or by the name of a GGUF file, which a spec may end in too."""
+    return is_path(text) or (text.lower().endswith(".gguf") and "://" not in text)
+
+
 def parse_spec(text: str) -> Spec:
     """Any form a user may give to ``pull`` or ``FROM``; ``InvalidNameError`` says what is wrong with it."""
     if "\0" in text or not text.strip():

@@ -29,7 +29,7 @@ from barrel_inference.registry.files import Root, absolute, default_root, writin
 from barrel_inference.registry.locks import Lease
 from barrel_inference.registry.manifest import Manifest, timestamp
 from barrel_inference.registry.modelfile import Modelfile, check_parameters, loader_options, render
-from barrel_inference.registry.names import is_path, name_of, parse_digest, parse_name, parse_spec
+from barrel_inference.registry.names import is_weights_path, name_of, parse_digest, parse_name, parse_spec
 from barrel_inference.registry.store import Ground, Listing, Store
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Registry:
         """What ``run`` and ``load_model`` are to load: an installed model by name or spec, or a GGUF file by path."""
         name = os.fspath(text)
         path = absolute(Path(name))
-        if is_path(name) or path.is_file() or (name.lower().endswith(".gguf") and "://" not in name):
+        if is_weights_path(name) or path.is_file():
             return Located(path, None)
         manifest = self.resolve(name)
         if not Path(manifest.blob_path).exists():
