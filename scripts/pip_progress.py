@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> int:
     display = Display(sys.stdout, live=sys.stdout.isatty())
     command = [sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar", "off", *arguments]
     with (
-        log_path.open("w", encoding="utf-8") as log,
+        log_path.open("w", buffering=1, encoding="utf-8") as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as pip,
     ):
         assert pip.stdout is not None

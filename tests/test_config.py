@@ -67,6 +67,13 @@ def test_an_unknown_key_names_the_nearest(values: dict[str, Any], message: str) 
     assert message in str(caught.value)
 
 
+def test_what_is_wrong_is_said_once_and_where_in_a_list_it_is() -> None:
+    with pytest.raises(ConfigError, match=r"n_ctx=0 is not allowed: expected an integer >= 1 and <= 16777216$"):
+        build(LoadArguments(), {"context_opts": {"n_ctx": 0}})
+    with pytest.raises(ConfigError, match=r"at `\$\[1\]`"):
+        build(LoadArguments(), {"model_opts": {"tensor_split": [1, "x"]}})
+
+
 def test_groups_are_merged_over_the_base_and_may_be_given_as_values() -> None:
     base = LoadArguments(context_opts=ContextOpts(n_ctx=4096, n_batch=64))
     assert build(base, {"context_opts": {"n_ctx": 8192}}).context_opts == ContextOpts(n_ctx=8192, n_batch=64)

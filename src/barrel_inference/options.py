@@ -67,11 +67,19 @@ def _convert(current: Any, wanted: Any, option: str, value: Any, strict: bool, e
     except (msgspec.ValidationError, TypeError, UnicodeError, OverflowError, RecursionError) as problem:
         allowed = describe(inspect.type_info(wanted))
         raise error(
-            f"{option}={_shown(value)} is not allowed: expected {allowed} ({problem})",
+            f"{option}={_shown(value)} is not allowed: expected {allowed}{_beyond(problem)}",
             option=option,
             value=_shown(value),
             allowed=allowed,
         ) from None
+
+
+def _beyond(problem: Exception) -> str:
+    """What the allowed values do not say: where in a list or table it is wrong, or why text cannot be sent."""
+    if not isinstance(problem, msgspec.ValidationError):
+        return f" ({problem})"
+    _, inside, place = str(problem).partition(" - at ")
+    return f" ({problem})" if inside and place else ""
 
 
 def _shown(value: Any) -> str:
@@ -127,7 +135,8 @@ def read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(str(error)) from error
+        reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(reason) from error
 
 
 def config_file(environ: Mapping[str, str] = os.environ) -> Path | None:

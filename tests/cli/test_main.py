@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from datetime import datetime
+from typing import Any
 
 import pytest
 import typer
@@ -22,9 +23,17 @@ from barrel_inference.cli.report import (
     exit_code,
     human_bytes,
     one_line,
+    table,
 )
 from barrel_inference.cli.serve import OneLine
-from barrel_inference.errors import BarrelError, ConfigError, ContextExceededError, DirectiveError, ModelNotFoundError
+from barrel_inference.errors import (
+    BarrelError,
+    ConfigError,
+    ContextExceededError,
+    DirectiveError,
+    InvalidRequestError,
+    ModelNotFoundError,
+)
 
 
 def test_help_lists_the_commands_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,9 +41,11 @@ def test_help_lists_the_commands_and_succeeds(capsys: pytest.CaptureFixture[str]
     assert "version" in capsys.readouterr().out
 
 
-def test_every_line_of_the_help_is_whole() -> None:
+@pytest.mark.parametrize("name", ["", "cache", "config"])
+def test_every_line_of_the_help_is_whole(name: str) -> None:
     """On a terminal of 80 columns."""
-    group = typer.main.get_group(cli.build(["--help"]))
+    group: Any = typer.main.get_group(cli.build(["--help"]))
+    group = group.commands[name] if name else group
     lines = {
         name: command.get_short_help_str(limit=65) for name, command in group.commands.items() if not command.hidden
     }
@@ -106,7 +117,8 @@ def test_one_command_is_imported_not_all() -> None:
 def test_exit_codes_tell_kinds_of_failure_apart() -> None:
     assert exit_code(ConfigError("x")) == exit_code(DirectiveError("x")) == EXIT_USAGE
     assert exit_code(ModelNotFoundError("x")) == EXIT_NOT_FOUND
-    assert exit_code(ContextExceededError("x")) == EXIT_REFUSED
+    assert exit_code(ContextExceededError("x")) == exit_code(InvalidRequestError("x")) == EXIT_REFUSED
+    assert exit_code(InvalidRequestError("x", option="temperature")) == EXIT_USAGE
     assert exit_code(BarrelError("x")) == 1
 
 
@@ -120,6 +132,10 @@ def test_an_error_is_one_line_with_its_cure() -> None:
 )
 def test_bytes_for_people(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+def test_numbers_stand_on_the_right() -> None:
+    assert table([("NAME", "SIZE", "ID"), ("a", "9 B", "x")], numbers=[1]) == "NAME   SIZE   ID\na       9 B   x"
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 objects"), (1, "1 object"), (1200, "1,200 objects")])

@@ -81,7 +81,9 @@ def test_raw_text_is_continued_and_not_cached_when_told_so(commands: Commands) -
     [
         (("run", "./nowhere.gguf", "hi"), 3, "there is no file ./nowhere.gguf"),
         (("run", __file__, "hi"), 3, "not a GGUF file"),
-        (("run", "x.gguf"), 2, "there is nothing to ask"),
+        (("run", "x.gguf"), 2, "there is no prompt"),
+        (("cache", "lookup", "x.gguf"), 2, "there is no prompt"),
+        (("config", "check", "nowhere.toml"), 2, "nowhere.toml: no such file or directory"),
         (("cache", "clear", "--older-than", "soon"), 2, "is not a time"),
         (("cache", "clear", "--tier", "nosuch"), 2, "'nosuch' is not started"),
     ],
@@ -91,6 +93,16 @@ def test_each_mistake_is_one_line(commands: Commands, arguments: tuple[str, ...]
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("error: ") and said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_that_nothing_is_configured_is_said(commands: Commands) -> None:
+    assert commands("config", "show").stdout == "# there is no configuration file; the defaults are in force\n"
+
+
+def test_that_nothing_is_installed_is_said_beside_the_table(commands: Commands) -> None:
+    done = commands("list")
+    assert done.stdout.split() == ["NAME", "ID", "SIZE", "QUANT", "MODIFIED"]
+    assert "barrel-inference pull" in done.stderr
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90m", 5400), ("1.5h", 5400), ("30d", 2_592_000), ("2W", 1_209_600)])

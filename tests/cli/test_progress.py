@@ -20,6 +20,7 @@ def _pulling(done: int) -> Event:
 def test_a_transfer_says_how_far_it_is() -> None:
     assert short(_pulling(5)) == "pulling sha256:ab  5.0 MiB of 10.0 MiB"
     assert short({"status": "success"}) == "success"
+    assert short({"status": "pulling x", "completed": 0}) == "pulling x"
     assert short({"status": "pulling x", "completed": MIB}) == "pulling x  1.0 MiB"
 
 

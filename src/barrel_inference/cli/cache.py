@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,14 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from barrel_inference.aio import AsyncModel, AsyncRuntime
-from barrel_inference.cli import local
+from barrel_inference.cli import installed, local
 from barrel_inference.cli.report import EXIT_FAILED, Json, counted, human_bytes, print_json
 from barrel_inference.errors import ConfigError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 Model = Annotated[str, typer.Argument(help="A GGUF file, or a name.")]
-Prompt = Annotated[str | None, typer.Argument(help="The prompt; standard input when left out.")]
+Prompt = Annotated[str | None, typer.Argument(help="The prompt, as run has it. Piped input comes before it.")]
 Raw = Annotated[bool, typer.Option("--raw", help="The text as it is, without the chat template.")]
 Tier = Annotated[str | None, typer.Option(help="Only the tier of this name.")]
 
@@ -49,8 +48,10 @@ def stats(json: Json = False) -> None:
     for tier in found["tiers"]:
         used = f"{human_bytes(tier.used_bytes)} of {human_bytes(tier.quota_bytes)}"
         typer.echo(f"{tier.name} ({tier.kind})  {counted(tier.objects, 'object')}, {used}  {tier.path}")
+    names = installed.names_by_digest()
     for each in found["namespaces"]:
-        about = each.about.get("model") or each.about.get("architecture") or ""
+        kind = f"{each.about.get('architecture', '')} {each.about.get('quant_type', '')}"  # of a file without a name
+        about = names.get(each.about.get("fingerprint", "")) or kind.strip()
         typer.echo(f"  {each.namespace[:12]}  {each.objects:>7} objects  {human_bytes(each.bytes):>10}  {about}")
 
 
@@ -71,7 +72,7 @@ def lookup(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = F
 def pin(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = False) -> None:
     """Keep what is stored of a prompt longer than anything else.
 
-    Example: barrel-inference cache pin smollm2:135m "You are a helpful assistant."
+    Example: barrel-inference cache pin smollm2:135m < prompt.txt
     """
 
     async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> int:
@@ -84,7 +85,7 @@ def pin(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = Fals
 def unpin(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = False) -> None:
     """Let a pinned prompt be evicted again. Exits 1 when it was not pinned.
 
-    Example: barrel-inference cache unpin smollm2:135m "You are a helpful assistant."
+    Example: barrel-inference cache unpin smollm2:135m < prompt.txt
     """
 
     async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> bool:
@@ -137,7 +138,7 @@ def export(
     raw: Raw = False,
     json: Json = False,
 ) -> None:
-    """Write all that is stored of a prompt to one file, for another machine.
+    """Write what is stored of a prompt to a file, for another machine.
 
     Example: barrel-inference cache export smollm2:135m warm.tar < prompt.txt
     """
@@ -150,7 +151,9 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="What export has written.")], tier: Tier = None, json: Json = False
+    file: Annotated[Path, typer.Argument(help="What export has written.")],
+    tier: Annotated[str | None, typer.Option(help="Where to put them; else the first tier.")] = None,
+    json: Json = False,
 ) -> None:
     """Put an exported file's objects into the store.
 
@@ -190,10 +193,10 @@ async def _with_model(
     name: str, prompt: str | None, raw: bool, work: Callable[[AsyncRuntime, AsyncModel, str], Awaitable[Any]]
 ) -> Any:
     """The prompt as ``run`` would send it."""
-    text = sys.stdin.read() if prompt is None else prompt
+    text = local.question(prompt)
     entry = await local.find(name)
     async with AsyncRuntime(local.configuration()) as runtime:
         loaded = await local.load(runtime, entry)
         if not raw and loaded.info().chat_template is not None:
-            text = await loaded.apply_template([{"role": "user", "content": text}])
+            text = await loaded.apply_template(local.conversation(entry, text))
         return await work(runtime, loaded, text)

@@ -38,8 +38,11 @@ def show(
     if json:
         print_json(values)
         return
-    typer.echo(f"# {config_file() or 'no configuration file'}")
-    typer.echo("\n".join(toml_lines(values)))
+    typer.echo(
+        f"# {config_file() or 'there is no configuration file'}" + ("" if values else "; the defaults are in force")
+    )
+    for line in toml_lines(values):
+        typer.echo(line)
 
 
 def check(

@@ -16,6 +16,11 @@ def registry() -> Registry:
     return Registry.configured(configuration(os.environ, {}))
 
 
+def names_by_digest() -> dict[str, str]:
+    """Hex SHA-256 of the weights -> a name that has them."""
+    return {m.digest.removeprefix("sha256:"): str(m.model_name) for m in registry().list().manifests}
+
+
 def relative(moment: str, now: float | None = None) -> str:
     """``3 days ago``, ``in 4 minutes`` or ``now``, from a time such as 2026-11-29T20:56:53Z."""
     left_s = datetime.fromisoformat(moment).timestamp() - (time.time() if now is None else now)

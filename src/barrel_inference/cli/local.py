@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from barrel_inference.aio import AsyncModel, AsyncRuntime
 from barrel_inference.cli import installed
 from barrel_inference.cli.progress import follow
 from barrel_inference.config import RuntimeConfig, TierSpec
-from barrel_inference.errors import InvalidModelError, ModelNotFoundError
+from barrel_inference.errors import ConfigError, InvalidModelError, ModelNotFoundError
 from barrel_inference.registry.files import default_root
 from barrel_inference.registry.names import is_weights_path
 from barrel_inference.server import environment
@@ -67,6 +68,22 @@ async def find(model: str) -> Entry:
     except ModelNotFoundError:
         await follow(registry.pull(model))
         return from_manifest(registry.resolve(model))
+
+
+def question(prompt: str | None) -> str:
+    """Piped input first: a document stays the same while the questions about it change. Raises ConfigError."""
+    piped = "" if sys.stdin.isatty() else sys.stdin.read().strip("\n")
+    asked = "\n\n".join(part for part in (piped, prompt) if part)
+    if not asked:
+        raise ConfigError("there is no prompt: write it behind the model's name, or pipe it in", option="prompt")
+    return asked
+
+
+def conversation(entry: Entry, question: str, system: str | None = None) -> list[dict[str, Any]]:
+    """One turn, with what the model's own Modelfile puts before it."""
+    system = system or entry.system
+    head = [{"role": "system", "content": system}] if system else []
+    return [*head, *entry.messages, {"role": "user", "content": question}]
 
 
 def _file(model: str) -> Entry | None:

@@ -74,7 +74,7 @@ class Bars:
 
 def short(event: Event) -> str:
     """``pulling sha256:…  12.0 MiB of 93.8 MiB``"""
-    if "completed" not in event:
+    if not event.get("completed"):
         return str(event["status"])
     done = human_bytes(event["completed"])
     return f"{event['status']}  {done}" + (f" of {human_bytes(event['total'])}" if event.get("total") else "")

@@ -26,7 +26,7 @@ def ps(json: Json = False) -> None:
     if json:
         print_json(found)
     else:
-        typer.echo(table([HEAD, *map(_row, found["models"])]))
+        typer.echo(table([HEAD, *map(_row, found["models"])], numbers=[1, 3]))
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@ for the writing."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +14,7 @@ from barrel_inference.errors import (
     ConfigError,
     InvalidModelError,
     InvalidNameError,
+    InvalidRequestError,
     ModelfileError,
     ModelNotFoundError,
     NotLoadedError,
@@ -46,6 +48,7 @@ _CURES = {
     "model_not_found": "barrel-inference pull NAME fetches it, barrel-inference list shows what is here",
     "load_failed": "barrel-inference doctor shows what was compiled in and how much memory is free",
     "out_of_memory": "take a smaller quantization, or less context with --ctx",
+    "decode_timeout": "the machine is slow or busy; context_opts.decode_budget_ms is the limit",
     "context_exceeded": "raise --ctx, or shorten the prompt",
     "tier_unusable": "name a directory that can be written",
     "disk_full": "barrel-inference gc removes what no model uses",
@@ -55,6 +58,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead
 
 
 def exit_code(error: BarrelError) -> int:
+    if isinstance(error, InvalidRequestError) and "option" in error.details:  # a wrong value, said in a flag
+        return EXIT_USAGE
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), EXIT_FAILED)
 
 
@@ -82,11 +87,11 @@ def _whole(value: Any) -> Any:
             return value
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
-    """Columns as wide as their widest cell."""
+def table(rows: list[tuple[str, ...]], numbers: Collection[int] = ()) -> str:
+    """Columns as wide as their widest cell; those of ``numbers`` stand on the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    padded = ([f"{cell:{'><'[i not in numbers]}{widths[i]}}" for i, cell in enumerate(row)] for row in rows)
+    return "\n".join("   ".join(cells).rstrip() for cells in padded)
 
 
 def counted(count: int, noun: str) -> str:

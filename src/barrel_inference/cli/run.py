@@ -14,7 +14,6 @@ from barrel_inference.chat.events import Content, Finished, Reasoning
 from barrel_inference.cli import local, remote, session
 from barrel_inference.cli.client import Client
 from barrel_inference.cli.report import Json, print_json
-from barrel_inference.errors import ConfigError
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.parameters import merge, translate
 from barrel_inference.types import Chunk, Completion
@@ -61,7 +60,7 @@ def run(
     if (server := remote.named()) is not None:
         options = _given(num_predict=max_tokens, temperature=temperature, seed=seed, num_ctx=ctx, num_gpu=gpu_layers)
         body = {"model": model, "options": options, **({"cache": "off"} if no_cache else {})}
-        final = _ask_there(server, body | _said(_question(prompt), system, raw), silent=json)
+        final = _ask_there(server, body | _said(local.question(prompt), system, raw), silent=json)
         if json:
             print_json(final)
         elif verbose:
@@ -69,7 +68,7 @@ def run(
         return
     params = _given(max_tokens=max_tokens, temperature=temperature, seed=seed)
     context, layers = _given(n_ctx=ctx), _given(n_gpu_layers=gpu_layers)
-    asked = Asked(_question(prompt), system, raw, params)
+    asked = Asked(local.question(prompt), system, raw, params)
     options = {"context_opts": context, "model_opts": layers, "cache": not no_cache}
     completion = asyncio.run(_answer(model, asked, options, silent=json))
     if json:
@@ -89,15 +88,6 @@ class Asked(NamedTuple):
 
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _question(prompt: str | None) -> str:
-    """Piped input first: a document stays the same while the questions about it change."""
-    piped = "" if sys.stdin.isatty() else sys.stdin.read().strip("\n")
-    question = "\n\n".join(part for part in (piped, prompt) if part)
-    if not question:
-        raise ConfigError('there is nothing to ask: barrel-inference run MODEL "a question"', option="prompt")
-    return question
 
 
 def _said(question: str, system: str | None, raw: bool) -> dict[str, Any]:
@@ -145,9 +135,7 @@ def _stream(model: AsyncModel, entry: Entry, asked: Asked, params: dict[str, Any
     """A conversation as the model's template writes it; where it has none, the question as plain text."""
     if asked.raw or model.info().chat_template is None:
         return model.stream(asked.question, **params)
-    system = asked.system or entry.system
-    messages = [{"role": "system", "content": system}] if system else []
-    return model.chat_stream([*messages, *entry.messages, {"role": "user", "content": asked.question}], **params)
+    return model.chat_stream(local.conversation(entry, asked.question, asked.system), **params)
 
 
 def summary(completion: Completion) -> str:

@@ -29,4 +29,4 @@ def search(
         print_json(found)
         return
     rows = [("NAME", "DOWNLOADS", "LIKES")]
-    typer.echo(table([*rows, *((m["name"], f"{m['downloads']:,}", str(m["likes"])) for m in found)]))
+    typer.echo(table([*rows, *((m["name"], f"{m['downloads']:,}", str(m["likes"])) for m in found)], numbers=[1, 2]))

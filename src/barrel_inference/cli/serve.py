@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Where to listen, as host[:port]. 127.0.0.1:8080")] = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen, as host[:port]. [default: 127.0.0.1:8080]")] = None,
     port: Annotated[int | None, typer.Option(help="The port alone.")] = None,
     parallel: Annotated[int | None, typer.Option(help="Requests of one model at a time.")] = None,
     ctx: Annotated[int | None, typer.Option(help="Context of a request, and the most one may ask for.")] = None,

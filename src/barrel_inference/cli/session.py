@@ -127,7 +127,7 @@ class Session:
             return "\n".join(f"{name:<30} {value}" for name, value in self.options.items())
         shown = self._client.ask("POST", "/api/show", {"model": self.model})
         if what in ("license", "modelfile", "parameters", "system", "template"):
-            return shown.get(what) or f"no {what} was given for this model"
+            return shown.get(what) or f"this model has no {what} of its own"
         if what in ("", "info"):
             facts = {name: value for name, value in shown["details"].items() if isinstance(value, str | int) and value}
             facts["capabilities"] = ", ".join(shown["capabilities"])
@@ -158,7 +158,7 @@ class Session:
 
     def _list(self, rest: str) -> str:
         models = self._client.ask("GET", "/api/tags")["models"]
-        return table([("NAME", "SIZE"), *((each["name"], human_bytes(each["size"])) for each in models)])
+        return table([("NAME", "SIZE"), *((each["name"], human_bytes(each["size"])) for each in models)], numbers=[1])
 
 
 def parameter(name: str, text: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -12,7 +13,10 @@ from barrel_inference.cli.installed import registry
 from barrel_inference.cli.report import Json, human_bytes, print_json
 from barrel_inference.errors import ConfigError
 from barrel_inference.registry import Manifest, Registry
+from barrel_inference.registry.gguf import Skipped
 from barrel_inference.registry.modelfile.parameters import format_parameter
+
+VALUE_WIDTH = 70
 
 
 def register(app: typer.Typer) -> None:
@@ -82,7 +86,7 @@ def _tell(found: dict[str, Any], only: str | None, json: bool) -> None:
             if found.get(name)
         ]
         if "tensors" in found:
-            parts.append(_section("Metadata", [f"{key:<44} {str(value)[:60]!r}" for key, value in info.items()]))
+            parts.append(_section("Metadata", metadata_lines(info)))
             parts.append(
                 _section("Tensors", [f"{t['name']:<40} {t['type']:<8} {t['shape']}" for t in found["tensors"]])
             )
@@ -97,6 +101,24 @@ def parameter_lines(parameters: dict[str, Any]) -> str:
             shown = f'"{item}"' if isinstance(item, str) else format_parameter(item)
             lines.append(f"{name:<30} {shown}")
     return "\n".join(lines)
+
+
+def metadata_lines(metadata: Mapping[str, Any]) -> list[str]:
+    return [f"{key:<44} {_short(value)}" for key, value in metadata.items()]
+
+
+def _short(value: Any) -> str:
+    """On one line of a terminal, which nothing in it can steer; a long list by its length."""
+    match value:
+        case Skipped():
+            return f"({value.n_items:,} values)"
+        case None:  # how a server tells of one
+            return "(a long list)"
+        case bool() | int() | float():
+            return format_parameter(value)
+        case _:
+            text = repr(str(value))[1:-1]
+            return text if len(text) <= VALUE_WIDTH else text[: VALUE_WIDTH - 1] + "…"
 
 
 def _as_json(models: Registry, manifest: Manifest, verbose: bool) -> dict[str, Any]:
@@ -131,7 +153,7 @@ def _text(models: Registry, manifest: Manifest, verbose: bool) -> str:
             parts.append(_section(title, lines[:2] + (["…"] if len(lines) > 2 else [])))
     if verbose:
         info = models.info(str(manifest.model_name))
-        parts.append(_section("Metadata", [f"{key:<44} {str(value)[:60]!r}" for key, value in info.metadata.items()]))
+        parts.append(_section("Metadata", metadata_lines(info.metadata)))
         parts.append(_section("Tensors", [f"{t.name:<40} {t.type:<8} {list(t.shape)}" for t in info.tensors]))
     return "\n\n".join(parts)
 

@@ -12,6 +12,7 @@ from barrel_inference.registry.download.network import (
     Credential,
     Network,
     NetworkPolicy,
+    TransientError,
     check_url,
     host_and_port,
     is_private,
@@ -106,6 +107,13 @@ async def test_credentials_stay_with_their_host(hub: Hub) -> None:
         assert await get(hub, "/x", private_hosts=hosts) == 200
         assert hub.seen[0].headers["authorization"] == SECRET
         assert "authorization" not in other.seen[0].headers
+
+
+async def test_a_server_that_is_not_there() -> None:
+    with Hub() as gone:
+        pass
+    with pytest.raises(TransientError, match=r"^127\.0\.0\.1 cannot be reached \(Connection refused\)$"):
+        await get(gone, "/x")
 
 
 async def test_endless_bodies_are_cut(hub: Hub) -> None:

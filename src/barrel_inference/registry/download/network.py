@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
 import ssl
 import time
@@ -152,6 +153,12 @@ def transient(error: BaseException, url: str) -> TransientError:
     host = urlsplit(url).hostname
     if isinstance(error, TimeoutError):
         return TransientError(f"{host} does not answer")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        through = "" if error.host == host else f" through {error.host}:{error.port}"  # a proxy
+        cause = error.os_error
+        # asyncio puts the address in the place of the reason
+        reason = os.strerror(cause.errno or 0) if isinstance(cause, ConnectionError) else cause.strerror or cause
+        return TransientError(f"{host} cannot be reached{through} ({reason})")
     return TransientError(f"{host}: {str(error) or type(error).__name__}")
 
 
