@@ -207,6 +207,45 @@ async def test_old_messages_are_left_out_of_a_prompt_that_does_not_fit() -> None
     assert found[-1].dropped_messages > 0
 
 
+CALLER = (
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' and not (loop.previtem is defined and loop.previtem.tool_calls) %}"
+    "{{ raise_exception('a result without its call') }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}<end>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+def used_a_tool(system: str, *after: str) -> ChatRequest:
+    messages = [
+        Message(role="system", content=system),
+        Message(role="user", content="a" * 60),
+        Message(role="assistant", content="", tool_calls=(CALL,)),
+        Message(role="tool", content="result", tool_call_id="call_1"),
+        *(Message(role="user", content=text) for text in after),
+    ]
+    return ChatRequest(model="fake", messages=tuple(messages[not system :]), truncate=True)
+
+
+@pytest.mark.parametrize("system", ["", "sys"])
+async def test_the_result_of_a_call_is_left_out_with_it(system: str) -> None:
+    model = FakeModel("x", template=CALLER, n_ctx=110)
+    found = await events(model, used_a_tool(system, "last" * 10))
+    prompt = model.asked[0][0]
+    assert system in prompt and "last" in prompt and "result" not in prompt and "look" not in prompt
+    assert found[-1].dropped_messages == 3
+
+
+@pytest.mark.parametrize("system", ["", "sys"])
+async def test_the_call_of_the_last_result_stays(system: str) -> None:
+    model = FakeModel("x", template=CALLER, n_ctx=130)
+    found = await events(model, used_a_tool(system))
+    prompt = model.asked[0][0]
+    assert system in prompt and "look" in prompt and "result" in prompt and "a" * 60 not in prompt
+    assert found[-1].dropped_messages == 1
+
+
 async def test_tokens_are_counted_of_the_whole_prompt() -> None:
     model = FakeModel("x")
     text = await chat.render(cast(AsyncModel, model), ask())

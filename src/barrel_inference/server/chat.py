@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from barrel_inference.server.fitting import shortened
 from barrel_inference.server.http import record
 from barrel_inference.server.neutral import ChatRequest, Think, ToolChoice
 from barrel_inference.types import ModelInfo
+
+Messages = Sequence[Mapping[str, Any]]
 
 
 class Features(NamedTuple):
@@ -84,7 +86,7 @@ async def _prompt(model: AsyncModel, request: ChatRequest) -> Fitted:
     n_before = len(request.context)
     fitted, fits = Fitted(prompt), True
     if request.truncate and not await _fits(model, prompt, n_before):
-        fitted, fits = await _without_old(model, dialogue, turn, n_before)
+        fitted, fits = await _without_old(model, dialogue, turn, fitted, n_before)
     if fits and not request.context:
         return fitted
     return await _as_tokens(model, request, fitted, cut=not fits)
@@ -101,18 +103,15 @@ async def _as_tokens(model: AsyncModel, request: ChatRequest, fitted: Fitted, *,
     return fitted._replace(tokens=shorter, dropped_tokens=len(tokens) - len(shorter))
 
 
-async def _without_old(model: AsyncModel, dialogue: Dialogue, turn: Turn, n_before: int) -> tuple[Fitted, bool]:
-    """Without as many of the oldest messages as needed, and whether it fits then; system messages and the last message
-    stay."""
-    old = [index for index, message in enumerate(turn.messages[:-1]) if message["role"] not in ("system", "developer")]
-    low, high = 1, len(old)
-    best, fits = Fitted(await asyncio.to_thread(dialogue.prompt, turn)), False
+async def _without_old(
+    model: AsyncModel, dialogue: Dialogue, turn: Turn, whole: Fitted, n_before: int
+) -> tuple[Fitted, bool]:
+    """Without as many of the oldest messages as needed, and whether it fits then."""
+    low, high = 1, len(_old(turn.messages))
+    best, fits = whole, False
     while low <= high:
         middle = (low + high) // 2
-        gone = set(old[:middle])
-        kept = [message for index, message in enumerate(turn.messages) if index not in gone]
-        while kept and kept[0]["role"] == "tool":
-            del kept[0]
+        kept = _without(turn.messages, middle)
         prompt = await asyncio.to_thread(dialogue.prompt, turn._replace(messages=kept))
         found = Fitted(prompt, len(turn.messages) - len(kept))
         if await _fits(model, prompt, n_before):
@@ -120,6 +119,21 @@ async def _without_old(model: AsyncModel, dialogue: Dialogue, turn: Turn, n_befo
         else:
             best, low = best if fits else found, middle + 1
     return best, fits
+
+
+def _old(messages: Messages) -> list[int]:
+    """Which may be left out, the oldest first: not the system's nor the last one, with the call that it is the result
+    of."""
+    last = max((index for index, message in enumerate(messages) if message["role"] != "tool"), default=0)
+    return [index for index in range(last) if messages[index]["role"] not in ("system", "developer")]
+
+
+def _without(messages: Messages, count: int) -> Messages:
+    """Without the oldest ``count`` that may be left out, and without results whose calls are among them."""
+    old = _old(messages)
+    while count < len(old) and messages[old[count]]["role"] == "tool":
+        count += 1
+    return [message for index, message in enumerate(messages) if index not in old[:count]]
 
 
 async def _fits(model: AsyncModel, prompt: Prompt, n_before: int) -> bool:
