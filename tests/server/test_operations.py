@@ -114,6 +114,18 @@ def test_every_request_is_one_line(server: RunningServer, caplog: pytest.LogCapt
     assert line["s"] > 0
 
 
+@pytest.mark.parametrize(
+    ("model", "status", "named"), [("nope", 404, "nope"), ("https://h/m.gguf?key=1", 404, "https://h/m.gguf")]
+)
+def test_the_line_of_what_failed_says_for_which_model(
+    server: RunningServer, caplog: pytest.LogCaptureFixture, model: str, status: int, named: str
+) -> None:
+    with caplog.at_level(logging.INFO, "barrel_inference.requests"):
+        server.exchange("POST", "/api/generate", {"model": model, "prompt": "x"}, x_request_id=f"for-{status}")
+        line = _logged(caplog, f"for-{status}")
+    assert (line["status"], line["model"]) == (status, named)
+
+
 def _logged(caplog: pytest.LogCaptureFixture, request_id: str) -> dict[str, Any]:
     """It is written when the answer has gone out."""
 

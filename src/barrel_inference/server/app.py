@@ -35,7 +35,6 @@ from barrel_inference.server.models.keepalive import Timers
 from barrel_inference.server.models.pool import Pool
 from barrel_inference.server.models.registered import Registered
 from barrel_inference.server.models.slot import Runtime as SlotRuntime
-from barrel_inference.server.models.slot import free
 from barrel_inference.server.native import wire
 from barrel_inference.server.native.housekeeping import Housekeeping
 from barrel_inference.server.native.models import Asking
@@ -83,8 +82,7 @@ class Server:
         options = config.server
         self._options = options
         self._registry = registry
-        installed = None if registry is None else Registered(registry)
-        catalog: Catalog = Configured(options.models, installed)
+        catalog: Catalog = Configured(options.models, None if registry is None else Registered(registry))
         self.pool = Pool(
             runtime,
             options,
@@ -92,7 +90,6 @@ class Server:
             timers=asyncio.get_running_loop() if timers is None else timers,
             max_context=config.registry.max_context_size,
             defaults=_save_tier(config),
-            hold=free if installed is None else installed.hold,
         )
         pull = self._pull if options.auto_pull and registry is not None else None
         self.service = ModelService(catalog, self.pool, options, pull)

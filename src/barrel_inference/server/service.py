@@ -151,6 +151,7 @@ class ModelService:
     ) -> AsyncGenerator[Lease, None]:
         """The model, loaded, for the time of one request. Raises UnsupportedError for a ``task`` that is not its; None
         is what every model can do."""
+        record.current().model = name.partition("?")[0]  # a signed URL is a secret
         keep_s = keepalive.parse(keep_alive)
         entry = await self.find(name)
         if entry.embedding and task in ("chat", "generate"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ import pytest
 from barrel_inference.config import ServerOptions
 from barrel_inference.errors import LoadError, OutOfMemoryError, QueueFullError
 from barrel_inference.server.failures import ShuttingDownError
+from barrel_inference.server.http import record
+from barrel_inference.server.http.record import Record
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.fit import WORKER_BYTES, kv_bytes_per_token
 from barrel_inference.server.models.pool import Pool
 from tests.server.fakes import FakeRuntime, FakeTimers
+from tests.support.gguf_file import write_gguf
 from tests.support.memory import FakeMemory
 
 A, B, C = (Entry(name=f"{name}:latest") for name in "abc")
@@ -89,6 +93,26 @@ async def test_a_failed_load_is_everybodys_answer_and_the_next_request_tries_aga
     assert world.loads == "aa"
 
 
+async def test_the_record_says_what_was_waited_for_in_vain() -> None:
+    world = World(num_parallel=1, queue_timeout_s=0.01)
+    async with world.pool.lease(A):
+        world.timers.now += 5
+        known = Record(id="x")
+        record.begin(known)
+        with pytest.raises(QueueFullError):
+            await world.use(A)
+    assert known.model == "a:latest"
+    loading = asyncio.create_task(world.use(B))
+    world.runtime.error = LoadError("no")
+    world.runtime.gate.clear()
+    await settle()
+    world.timers.now += 3
+    world.runtime.gate.set()
+    with pytest.raises(LoadError):
+        await loading
+    assert (known.model, known.model_known, known.load_s) == ("b:latest", True, 3)
+
+
 async def test_who_comes_in_the_moment_a_load_ends_does_not_wait_for_ever() -> None:
     world = World(max_loaded_models=1)
     world.runtime.gate.clear()
@@ -120,6 +144,35 @@ async def test_a_larger_context_waits_for_who_uses_the_smaller_one() -> None:
         assert world.loaded == {"a"}, "who runs is shown"
     await larger
     assert world.runtime.unloads == ["a:latest"]
+
+
+async def test_a_larger_context_that_cannot_be_loaded_fails_for_who_wants_it_alone() -> None:
+    world = World(num_parallel=8)
+    async with world.pool.lease(A, n_ctx=512):
+        larger = asyncio.create_task(world.use(A, n_ctx=1024))
+        await settle()
+        smaller = [asyncio.create_task(world.use(A, n_ctx=wanted)) for wanted in (256, 512)]
+        await settle()
+        world.runtime.error = LoadError("no")
+    results = await asyncio.gather(larger, *smaller, return_exceptions=True)
+    assert [type(result) for result in results] == [LoadError, type(None), type(None)]
+    assert world.loads.startswith("aaa")
+
+
+async def test_a_larger_context_that_never_fits_is_refused_while_the_smaller_one_goes_on(tmp_path: Path) -> None:
+    metadata: dict[str, Any] = {
+        "general.architecture": "llama",
+        "llama.block_count": 10_000,
+        "llama.embedding_length": 1024,
+    }
+    entry = Entry(name="a:latest", path=str(write_gguf(tmp_path / "a.gguf", metadata)))
+    world = World()
+    async with world.pool.lease(entry, n_ctx=8):
+        with pytest.raises(OutOfMemoryError):
+            await world.use(entry, n_ctx=4096)
+        assert world.loaded == {"a"}
+    await world.use(entry, n_ctx=8)
+    assert world.loads == "a"
 
 
 async def test_nobody_gets_more_than_is_allowed_or_trained_on() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,7 +24,7 @@ from barrel_inference.server.models.admission import Gate
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.keepalive import FOREVER, Timers
 from barrel_inference.server.models.parameters import merge
-from barrel_inference.server.models.slot import NO_HINTS, Hold, Runtime, Slot, free
+from barrel_inference.server.models.slot import NO_HINTS, Runtime, Slot
 from barrel_inference.worker.memory import MemoryReader
 
 
@@ -37,8 +38,7 @@ class Lease(NamedTuple):
 
 
 class Pool:
-    """``max_context``: no request gets more, whatever it asks for. ``defaults``: load options below those of a model.
-    ``hold(entry)`` is entered while a model is loaded."""
+    """``max_context``: no request gets more, whatever it asks. ``defaults``: load options below those of a model."""
 
     def __init__(
         self,
@@ -49,13 +49,11 @@ class Pool:
         timers: Timers,
         max_context: int,
         defaults: Mapping[str, Any] = NO_HINTS,
-        hold: Hold = free,
     ) -> None:
         self._runtime = runtime
         self._options = options
         self._max_context = max_context
         self._defaults = defaults
-        self._hold = hold
         self._memory = memory
         self._timers = timers
         self._slots: dict[str, Slot] = {}
@@ -80,18 +78,23 @@ class Pool:
             raise ShuttingDownError("the server is shutting down")
         slot = self._slot(entry, embeddings)
         wanted = self.context(entry, n_ctx)
-        began = self._timers.time()
+        known = record.current()
+        known.model, known.model_known = entry.name, True
+        clock = self._timers.time
+        marks = [clock()]
         if not slot.in_use:
             slot.keep.forget()
         slot.keep.enter(keep_s)
         try:
-            async with slot.gate.admit(record.current().client):
-                queued_s = self._timers.time() - began
+            async with slot.gate.admit(known.client):
+                marks.append(clock())
                 async with slot.use(wanted, hints) as model:
-                    wait_s = self._timers.time() - began
-                    _note(entry, queued_s, wait_s)
-                    yield Lease(model, entry, slot.n_ctx, wait_s)
+                    marks.append(clock())
+                    yield Lease(model, entry, slot.n_ctx, marks[-1] - marks[0])
         finally:
+            queued, *loading = _between([*marks, clock()][:3])
+            known.queued_s += queued
+            known.load_s += sum(loading)
             slot.keep.leave()
             if not slot.keep.active:
                 self._changed.set()
@@ -168,9 +171,9 @@ class Pool:
             timers=self._timers,
             gate=Gate(options["context_opts"]["n_seq_max"], options_of.max_queue, options_of.queue_timeout_s),
             keep_s=FOREVER if keep_ms < 0 else keep_ms / 1000,
+            need=self._needed,
             make_room=self._make_room,
             freed=self._changed.set,
-            hold=self._hold,
         )
 
     def _of(self, entry: Entry) -> list[Slot]:
@@ -178,11 +181,15 @@ class Pool:
 
     # ---- memory
 
-    async def _make_room(self, slot: Slot, n_ctx: int) -> None:
-        """Reserve what ``slot`` needs. Unloads idle models, waits for busy ones, or raises OutOfMemoryError."""
+    async def _needed(self, slot: Slot, n_ctx: int) -> int:
+        """Bytes. Raises OutOfMemoryError for what this machine can never hold."""
         needed = await self._need(slot, n_ctx)
         if needed > self._memory.system().total * (1 - fit.RESERVE):
             raise self._too_large(slot, needed)
+        return needed
+
+    async def _make_room(self, slot: Slot, needed: int) -> None:
+        """Reserve ``needed`` bytes. Unloads idle models, waits for busy ones, or raises OutOfMemoryError."""
         try:
             async with asyncio.timeout(self._options.queue_timeout_s or None):
                 while not self._reserve(slot, needed):
@@ -245,8 +252,5 @@ def _same(first: Entry, second: Entry) -> bool:
     return first.name == second.name or (first.path is not None and first.path == second.path)
 
 
-def _note(entry: Entry, queued_s: float, wait_s: float) -> None:
-    entry_record = record.current()
-    entry_record.model, entry_record.model_known = entry.name, True
-    entry_record.queued_s += queued_s
-    entry_record.load_s += wait_s - queued_s
+def _between(marks: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(marks)]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
 
-from barrel_inference.errors import RegistryError
 from barrel_inference.registry.manifest import Manifest
 from barrel_inference.registry.store import Listing
 from barrel_inference.server.models.catalog import Entry
@@ -26,8 +24,6 @@ class Manifests(Protocol):
 
     def list(self) -> Listing: ...
 
-    def hold(self, manifest: Manifest) -> AbstractContextManager[None]: ...
-
 
 class Registered:
     def __init__(self, registry: Manifests) -> None:
@@ -38,13 +34,6 @@ class Registered:
 
     def list(self) -> Sequence[Entry]:
         return [from_manifest(manifest) for manifest in self._registry.list().manifests]
-
-    def hold(self, entry: Entry) -> AbstractContextManager[None]:
-        """While it is entered, no garbage collection takes the files of ``entry``."""
-        try:
-            return self._registry.hold(self._registry.resolve(entry.name))
-        except RegistryError:  # removed, or of the configuration: nothing of ours to hold
-            return nullcontext()
 
 
 def from_manifest(manifest: Manifest) -> Entry:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from barrel_inference.aio import AsyncModel
@@ -32,17 +32,9 @@ class Runtime(Protocol):
     async def unload(self, model_id: str, *, drain_s: float = 0.0) -> None: ...
 
 
-Hold = Callable[[Entry], AbstractContextManager[None]]
-
-
-def free(entry: Entry) -> AbstractContextManager[None]:
-    """Holds nothing."""
-    return nullcontext()
-
-
 class Slot:
-    """``make_room(slot, n_ctx)`` is awaited before each load and may refuse it. ``load`` are the options of load_model
-    without n_ctx. ``hold`` keeps the model's files from being collected. ``freed`` hears that memory was given back."""
+    """``need(slot, n_ctx)`` tells the bytes that a load takes, ``make_room(slot, bytes)`` reserves them; both may
+    refuse it. ``load`` are the options of load_model without n_ctx. ``freed`` hears that memory was given back."""
 
     def __init__(
         self,
@@ -54,9 +46,9 @@ class Slot:
         timers: Timers,
         gate: Gate,
         keep_s: float,
+        need: Callable[[Slot, int], Awaitable[int]],
         make_room: Callable[[Slot, int], Awaitable[None]],
         freed: Callable[[], None],
-        hold: Hold = free,
     ) -> None:
         self.id = model_id
         self.entry = entry
@@ -69,14 +61,14 @@ class Slot:
         self.load_s = 0.0
         self._runtime = runtime
         self._timers = timers
+        self._need = need
         self._make_room = make_room
         self._freed = freed
-        self._hold = hold
-        self._held = ExitStack()
         self._using = 0
         self._unused = asyncio.Event()
         self._unused.set()
         self._change: asyncio.Task[None] | None = None
+        self._coming = 0  # the context that it is being loaded with
 
     @property
     def loaded(self) -> bool:
@@ -95,8 +87,9 @@ class Slot:
         """
         while self._change is not None or not self.loaded or self.n_ctx < n_ctx:
             if self._change is None:
-                self._begin(self._reload(max(n_ctx, self.n_ctx), hints))
-            await self._changed()
+                self._coming = max(n_ctx, self.n_ctx)
+                self._begin(self._reload(self._coming, hints))
+            await self._changed(n_ctx)
         assert self.model is not None
         self._using += 1
         self._unused.clear()
@@ -125,9 +118,15 @@ class Slot:
         self._change = asyncio.create_task(self._run(change))
         self._change.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be waiting
 
-    async def _changed(self) -> None:
+    async def _changed(self, n_ctx: int) -> None:
+        """Who needs less than what failed is not refused with it."""
         assert self._change is not None
-        await asyncio.shield(self._change)
+        needs_less = n_ctx < self._coming
+        try:
+            await asyncio.shield(self._change)
+        except BarrelError:
+            if not needs_less:
+                raise
 
     async def _run(self, change: Coroutine[Any, Any, None]) -> None:
         """It is over before its task is: to wait for a task that is done does not yield, and who looped until the
@@ -143,13 +142,13 @@ class Slot:
                 self.keep.set(None)  # nobody waited for the end: the time begins now
 
     async def _reload(self, n_ctx: int, hints: Mapping[str, Any]) -> None:
-        """With a larger context, once nobody uses the smaller one."""
+        """With a larger context, once nobody uses the smaller one, which is not given up for what never fits."""
+        needed = await self._need(self, n_ctx)
         await self._unused.wait()
         await self._unload()
-        await self._make_room(self, n_ctx)
+        await self._make_room(self, needed)
         started = self._timers.time()
         try:
-            self._held.enter_context(self._hold(self.entry))
             self.model = await self._runtime.load_model(self.id, **self._options(n_ctx, hints))
         except BaseException:
             self._let_go()
@@ -179,5 +178,4 @@ class Slot:
 
     def _let_go(self) -> None:
         self.bytes = 0
-        self._held.close()
         self._freed()
