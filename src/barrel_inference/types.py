@@ -149,7 +149,6 @@ class Timings(Value, frozen=True):
     decode_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
-    load_s: float = 0.0
 
 
 class Chunk(Value, frozen=True):
@@ -247,8 +246,6 @@ class TierInfo(Value, frozen=True):
     used_bytes: int = 0
     objects: int = 0
     writable: bool = True
-    read_bytes_s: float = 0.0
-    write_bytes_s: float = 0.0
 
 
 class CacheStats(Value, frozen=True):

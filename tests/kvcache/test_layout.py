@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barrel_inference.engine.backend import Slice
-from barrel_inference.kvcache.layout import Assembly, Cells, Layout, LayoutError, SectionTarget, detect, join
+from barrel_inference.kvcache.layout import Assembly, Cells, Layout, LayoutError, SectionTarget, detect
 from tests.kvcache.fake_backend import FakeBackend
 
 
@@ -49,7 +49,7 @@ def _move(cells: Cells, target: SectionTarget, out: memoryview, cuts: list[int])
     first, last = cells.span()
     edges = [first, *sorted(cut for cut in set(cuts) if first < cut < last), last]
     for start, stop in itertools.pairwise(edges):
-        payload = memoryview(join(cells.rows(start, stop)))
+        payload = memoryview(b"".join(cells.rows(start, stop)))
         if target.is_contiguous:
             at = 0
             for place in target.places(out, start, stop):
@@ -101,13 +101,13 @@ def test_pieces_make_the_same_state(kind: str, v_trans: bool, holes: bool, n: in
 def test_a_part_of_a_payload_can_be_used(v_trans: bool) -> None:
     backend = filled("plain", 40, v_trans=v_trans)
     layout = detect(memoryview(blob_of(backend, 0)), n_swa=0)
-    payload = memoryview(join(layout.parse(memoryview(blob_of(backend, 0))).base.rows(10, 40)))
+    payload = memoryview(b"".join(layout.parse(memoryview(blob_of(backend, 0))).base.rows(10, 40)))
     whole = layout.parse(memoryview(blob_of(backend, 0))).base
     assert whole is not None
     assembly = Assembly(layout, 25)
     out = memoryview(bytearray(assembly.size))
     assembly.write_headers(out)
-    assembly.base.put(out, memoryview(join(whole.rows(0, 10))), (0, 10), 0, 10)
+    assembly.base.put(out, memoryview(b"".join(whole.rows(0, 10))), (0, 10), 0, 10)
     assembly.base.put(out, payload, (10, 40), 10, 25)
     backend.seq_remove(0, 25, -1)
     assert bytes(out) == blob_of(backend, 0)

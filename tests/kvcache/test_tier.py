@@ -14,7 +14,7 @@ import pytest
 from barrel_inference.errors import ConfigError, TierUnusableError
 from barrel_inference.kvcache.quota import Quota
 from barrel_inference.kvcache.record import CorruptError, Name
-from barrel_inference.kvcache.tier import NS_HEX, SHELVES, STALE_TMP_S, Medium, NoRoomError, Tier, probe
+from barrel_inference.kvcache.tier import NS_HEX, SHELVES, STALE_TMP_S, Medium, NoRoomError, Tier
 from tests.kvcache.harness import spec
 
 NS = "ab" * 32
@@ -253,11 +253,3 @@ def test_what_is_no_pin_pins_nothing(tmp_path: Path) -> None:
     (tmp_path / "pins" / "endless").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pins" / "fifo")
     assert "1" in tier.pinned()
-
-
-def test_probe_measures_and_leaves_nothing(tmp_path: Path) -> None:
-    tier = Tier(spec(tmp_path))
-    speed = probe(tier)
-    assert speed.read_bytes_s > 0
-    assert speed.write_bytes_s > 0
-    assert list((tmp_path / "tmp").iterdir()) == []

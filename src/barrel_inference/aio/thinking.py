@@ -87,6 +87,5 @@ def _joined(first: Completion, head: Chunk, second: Completion) -> Completion:
             decode_s=first.timings.decode_s + second.timings.decode_s,
             first_token_s=first.timings.first_token_s,
             total_s=first.timings.total_s + second.timings.total_s,
-            load_s=first.timings.load_s,
         ),
     )

@@ -42,16 +42,12 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def block_key(parent: bytes, packed: bytes) -> bytes:
-    return blake2b(parent + packed, digest_size=KEY_BYTES).digest()
-
-
 def block_keys(parent: bytes, packed: bytes) -> list[bytes]:
     """The keys after each whole block of ``packed``, which begins at the chain position ``parent``."""
     keys: list[bytes] = []
     step = BLOCK_TOKENS * 4
     for start in range(0, len(packed) - step + 1, step):
-        parent = block_key(parent, packed[start : start + step])
+        parent = digest(parent, packed[start : start + step])
         keys.append(parent)
     return keys
 

@@ -17,7 +17,6 @@ position order; they are always written back in position order.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -329,8 +328,3 @@ class Assembly:
 
     def state(self, blob: memoryview) -> memoryview:
         return blob[self._state : self.size]
-
-
-def join(pieces: Sequence[memoryview]) -> bytes:
-    """One payload from its pieces (tests and the self-test; the writer writes the pieces as they are)."""
-    return b"".join(pieces)

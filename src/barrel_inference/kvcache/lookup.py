@@ -76,6 +76,13 @@ class Found:
         tokens = self.packed[4 * piece.first : 4 * min(piece.last, self.length)]
         return Expected(self.namespace, piece.name.kind, parent, piece.first, tokens)
 
+    def names(self) -> dict[Tier, list[Name]]:
+        """The objects of each tier."""
+        names: dict[Tier, list[Name]] = {}
+        for piece in self.pieces:
+            names.setdefault(piece.tier, []).append(piece.name)
+        return names
+
     def by_tier(self) -> dict[str, int]:
         """Tokens by the name of the tier that holds them."""
         if not self.blocks and self.state is not None:
@@ -260,13 +267,13 @@ class _Search:
             self._store.namespace,
             self._keys,
             self._packed,
-            at,
-            blocks,
-            windows,
-            piece,
-            state[2].payload_bytes if state else 0,
-            _prefill_end(at, blocks, windows, piece),
-            mismatch,
+            length=at,
+            blocks=blocks,
+            windows=windows,
+            state=piece,
+            state_bytes=state[2].payload_bytes if state else 0,
+            prefill_end=_prefill_end(at, blocks, windows, piece),
+            first_mismatch=mismatch,
         )
 
     def _block_pieces(self, at: int) -> Iterator[Piece]:

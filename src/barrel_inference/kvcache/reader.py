@@ -144,16 +144,8 @@ class Reader:
 
     def touch(self, found: Found) -> None:
         """Mark the objects as used, in the background."""
-        by_tier: dict[str, list[Piece]] = {}
-        for piece in found.pieces:
-            by_tier.setdefault(piece.tier.name, []).append(piece)
-        for pieces in by_tier.values():
-            self._threads.submit(pieces[0].tier.touch, self._store.folder, [piece.name for piece in pieces])
-
-    def rate(self, tier: str) -> float:
-        """Measured bytes a second; 0 = never."""
-        value = self._rates[tier].value
-        return 1 / value if value else 0.0
+        for tier, names in found.names().items():
+            self._threads.submit(tier.touch, self._store.folder, names)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

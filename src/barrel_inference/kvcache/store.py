@@ -28,7 +28,6 @@ from barrel_inference.kvcache.record import (
 from barrel_inference.kvcache.tier import Tier
 
 RACY_NS = 50_000_000  # a folder's mtime is no proof when it is younger than a clock tick or so
-MAX_HEADER_READS = 64  # children of one position whose headers one lookup may read
 FIRST_READ = 4096
 
 
@@ -136,7 +135,7 @@ class Store:
         self.namespace, self.shape = namespace, shape
         self.tiers, self.save_tier = tuple(tiers), save_tier
         self.counters: Counter[str] = Counter()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._pending: set[Name] = set()
         self.folder = namespace.hex()
         self._indices = {tier.name: Index(tier, self.folder) for tier in self.tiers}
@@ -161,7 +160,7 @@ class Store:
         tier = self.save_tier
         if tier is None:
             return
-        with self._lock:
+        with self.lock:
             self._pending.discard(name)
             self._indices[tier.name].add(name, head)
             weaker = name._replace(provenance="g")
@@ -180,7 +179,7 @@ class Store:
 
     def lost(self, tier: Tier, name: Name, *, corrupt: bool) -> None:
         """A read failed: forget the object, and if it is corrupt move it away. It is never tried again."""
-        with self._lock:
+        with self.lock:
             index = self._indices[tier.name]
             index.discard(name)
             if corrupt:
@@ -218,10 +217,6 @@ class Store:
     def index(self, tier: Tier) -> Index:
         return self._indices[tier.name]
 
-    @property
-    def lock(self) -> threading.RLock:
-        return self._lock
-
     def sync(self) -> None:
         for index in self._indices.values():
             index.sync()
@@ -229,7 +224,7 @@ class Store:
     def tokens_behind(self, key: str) -> tuple[int, ...] | None:
         """The token list that ends with the object named by a finish key, from the headers."""
         parts: list[bytes] = []
-        with self._lock:
+        with self.lock:
             self.sync()
             record = self._by_key(key[:NAME_HEX])
             while record is not None:

@@ -15,21 +15,20 @@ import errno
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from barrel_inference.config import TierSpec
 from barrel_inference.errors import ConfigError, TierUnusableError
-from barrel_inference.kvcache.namespace import read_small, write_atomically
+from barrel_inference.kvcache.files import read_small, write_atomically
 from barrel_inference.kvcache.quota import Quota, allocation
 from barrel_inference.kvcache.record import CorruptError, Name, parse_name
 
 IOV_MAX = 512
 QUARANTINE_FILES = 32
 STALE_TMP_S = 600.0
-PROBE_BYTES = 8 << 20
 NS_HEX = 32
 SHELVES = ("render", "turns")
 NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # a link, a folder or a socket where an object should be
@@ -323,24 +322,3 @@ class Tier:
     def free_bytes(self) -> int:
         stat = os.statvfs(self.root)
         return stat.f_bavail * stat.f_frsize
-
-
-class Speed(NamedTuple):
-    write_bytes_s: float
-    read_bytes_s: float  # from the page cache, unless the file system has none
-
-
-def probe(tier: Tier, clock: Callable[[], float] = time.perf_counter) -> Speed:
-    """Write and read back a few MB; TierUnusableError when that fails. The read comes from the page cache."""
-    data = memoryview(bytearray(PROBE_BYTES))
-    path = tier.root / "tmp" / f"probe.{os.getpid()}"
-    try:
-        start = clock()
-        tier.medium.write(path, [data])
-        written = clock()
-        tier.medium.read(str(path), [data])
-        return Speed(PROBE_BYTES / max(1e-9, written - start), PROBE_BYTES / max(1e-9, clock() - written))
-    except OSError as error:
-        raise TierUnusableError(f"tier {tier.name}: {error}", tier=tier.name, path=str(tier.root)) from error
-    finally:
-        path.unlink(missing_ok=True)

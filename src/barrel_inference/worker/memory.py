@@ -11,10 +11,6 @@ class SystemMemory(NamedTuple):
     total: int
     available: int
 
-    @property
-    def used_fraction(self) -> float:
-        return 1.0 - self.available / self.total if self.total else 0.0
-
 
 class MemoryReader(Protocol):
     def system(self) -> SystemMemory: ...

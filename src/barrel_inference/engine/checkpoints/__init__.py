@@ -1,6 +1,6 @@
 """Where the engine meets the KV store: what to restore for a prompt, what to save of a sequence, and when.
 
-    reader thread   plan = checkpoints.find(tokens, ...)        looks up, starts the reads
+    intake thread   plan = checkpoints.find(tokens, ...)        looks up, starts the reads
     engine thread   n = checkpoints.restore(plan, seq)          0 = miss, the sequence is left empty
                     checkpoints.stops(n_prompt, boundaries)     where prefill must end a chunk
                     checkpoints.after_step(sequence)            copies what became complete

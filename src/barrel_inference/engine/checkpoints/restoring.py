@@ -180,11 +180,8 @@ class Restorer:
             tiers.remove(slowest)
 
     def _tell(self, found: Found) -> None:
-        keys: dict[str, list[str]] = {}
-        for piece in found.pieces:
-            keys.setdefault(piece.tier.name, []).append(piece.name.key)
-        for tier, names in keys.items():
-            self._touched(tier, tuple(names))
+        for tier, names in found.names().items():
+            self._touched(tier.name, tuple(name.key for name in names))
 
     def _count(self, plan: StoredPlan, n: int, seconds: float) -> None:
         if not n:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from barrel_inference.engine.backend import Backend, DecodeStatus, Slice
 from barrel_inference.errors import BarrelError, CacheError
-from barrel_inference.kvcache.layout import Assembly, Layout, join
-from barrel_inference.kvcache.namespace import read_small, write_atomically
+from barrel_inference.kvcache.files import read_small, write_atomically
+from barrel_inference.kvcache.layout import Assembly, Layout
 
 HEAD = 96  # a block and a half: what a block and a tail hold
 CONTINUED = 8
@@ -86,6 +86,6 @@ def _save(backend: Backend, layout: Layout, n: int) -> bytearray:
         middle = (first + last) // 2
         for start, stop in ((first, middle), (middle, last)):
             if stop > start:
-                target.put(view, memoryview(join(cells.rows(start, stop))), (start, stop), start, stop)
+                target.put(view, memoryview(b"".join(cells.rows(start, stop))), (start, stop), start, stop)
     assembly.state(view)[:] = state
     return again

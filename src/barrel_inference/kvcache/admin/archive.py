@@ -22,8 +22,8 @@ import msgspec
 
 from barrel_inference.errors import CacheError
 from barrel_inference.kvcache.admin.content import found, prove, read_whole
+from barrel_inference.kvcache.files import read_small
 from barrel_inference.kvcache.lookup import Found, Piece
-from barrel_inference.kvcache.namespace import read_small
 from barrel_inference.kvcache.record import CorruptError, Name, parse_name
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import NS_HEX, NoRoomError, Tier

@@ -9,8 +9,8 @@ import msgspec
 from barrel_inference.errors import CacheError
 from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.chain import pack_tokens, rest_key, root
+from barrel_inference.kvcache.files import read_small
 from barrel_inference.kvcache.lookup import Found
-from barrel_inference.kvcache.namespace import read_small
 from barrel_inference.kvcache.record import VERSION, CorruptError, Name, decode, payload_hash, short
 from barrel_inference.kvcache.store import Store, read_header
 from barrel_inference.kvcache.tier import NS_HEX, Stored, Tier
@@ -138,15 +138,11 @@ def found(store: Store, tokens: Sequence[int], salt: str = "") -> Found:
 def pin(store: Store, tokens: Sequence[int], *, salt: str = "") -> int:
     """Keep what is stored of a prompt longer than anything else; tokens pinned. CacheError when there is nothing."""
     held = found(store, tokens, salt)
-    keys: dict[str, set[str]] = {}
-    for piece in held.pieces:
-        keys.setdefault(piece.tier.name, set()).add(piece.name.key)
-    for tier in store.tiers:
-        if tier.name in keys:
-            try:
-                tier.pin(_pin_name(store, tokens, salt), sorted(keys[tier.name]))
-            except OSError as error:
-                raise CacheError(f"cannot pin in tier {tier.name}: {error.strerror or error}") from error
+    for tier, names in held.names().items():
+        try:
+            tier.pin(_pin_name(store, tokens, salt), sorted({name.key for name in names}))
+        except OSError as error:
+            raise CacheError(f"cannot pin in tier {tier.name}: {error.strerror or error}") from error
     return held.length
 
 
