@@ -8,7 +8,6 @@ file, in one small JSON file that belongs to whoever writes it last: losing an e
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import msgspec
 
 from barrel_inference.config import FingerprintMode
 from barrel_inference.errors import ConfigError, InvalidModelError
+from barrel_inference.files import write_atomically
 from barrel_inference.registry import gguf
 
 READ_BYTES = 4 << 20
@@ -126,13 +126,8 @@ class Fingerprints:
     def _remember(self, key: str, digest: str) -> None:
         """Best effort: a read-only home must not stop a load."""
         entries = [*self._load().items(), (key, digest)][-MAX_REMEMBERED:]
-        temporary = self._memory.with_name(f"{self._memory.name}.{os.getpid()}.{threading.get_ident()}")
         with suppress(OSError):
-            self._memory.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(msgspec.json.encode(dict(entries)))
-            temporary.replace(self._memory)
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            write_atomically(self._memory, msgspec.json.encode(dict(entries)))
 
 
 def _key(paths: Sequence[Path], mode: FingerprintMode) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from barrel_inference.config import BLOCK_TOKENS
+from barrel_inference.files import read_small, write_atomically
 from barrel_inference.kvcache.chain import digest
-from barrel_inference.kvcache.files import read_small, write_atomically
 from barrel_inference.kvcache.record import VERSION
 
 

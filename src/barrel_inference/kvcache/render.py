@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import xxhash
 
+from barrel_inference.files import read_small, write_atomically
 from barrel_inference.kvcache.chain import pack_tokens, unpack_tokens
-from barrel_inference.kvcache.files import read_small, write_atomically
 
 MAX_FILES = 4096
 MAX_BYTES = 64 << 20

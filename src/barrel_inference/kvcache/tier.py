@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from barrel_inference.config import TierSpec
 from barrel_inference.errors import ConfigError, TierUnusableError
-from barrel_inference.kvcache.files import read_small, write_atomically
+from barrel_inference.files import read_small, write_atomically
 from barrel_inference.kvcache.quota import Quota, allocation
 from barrel_inference.kvcache.record import CorruptError, Name, parse_name
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from barrel_inference.engine.backend import Backend, DecodeStatus, Slice
 from barrel_inference.errors import BarrelError, CacheError
-from barrel_inference.kvcache.files import read_small, write_atomically
+from barrel_inference.files import read_small, write_atomically
 from barrel_inference.kvcache.layout import Assembly, Layout
 
 HEAD = 96  # a block and a half: what a block and a tail hold

@@ -21,8 +21,8 @@ from typing import BinaryIO
 import msgspec
 
 from barrel_inference.errors import CacheError
+from barrel_inference.files import read_small
 from barrel_inference.kvcache.admin.content import found, prove, read_whole
-from barrel_inference.kvcache.files import read_small
 from barrel_inference.kvcache.lookup import Found, Piece
 from barrel_inference.kvcache.record import CorruptError, Name, parse_name
 from barrel_inference.kvcache.store import Store

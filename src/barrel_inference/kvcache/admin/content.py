@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from barrel_inference.errors import CacheError
+from barrel_inference.files import read_small
 from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.chain import pack_tokens, rest_key, root
-from barrel_inference.kvcache.files import read_small
 from barrel_inference.kvcache.lookup import Found
 from barrel_inference.kvcache.record import VERSION, CorruptError, Name, decode, payload_hash, short
 from barrel_inference.kvcache.store import Store, read_header

@@ -17,8 +17,8 @@ from contextlib import suppress
 import msgspec
 
 from barrel_inference.errors import CacheError
+from barrel_inference.files import read_small, write_atomically
 from barrel_inference.kvcache.admin import pressure
-from barrel_inference.kvcache.files import read_small, write_atomically
 from barrel_inference.kvcache.policy import Facts, Node, victims
 from barrel_inference.kvcache.record import Name
 from barrel_inference.kvcache.store import read_header

@@ -1,5 +1,4 @@
-"""Small files beside the objects: whole or not there, and read warily, since others may write to the directory. Owns
-nothing."""
+"""Small files in directories that others may write to: read warily, written whole or not at all. Owns nothing."""
 
 from __future__ import annotations
 
