@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -25,10 +26,11 @@ class Models:
         self._service = service
 
     def operations(self) -> list[Operation]:
+        get = partial(Operation, "GET", failure=failure)
         query = ("limit", "before_id", "after_id", "lifecycle")
         return [
-            Operation("GET", "/v1/models", self.list, failure, "List the models", response=wire.Models, query=query),
-            Operation("GET", "/v1/models/{model:path}", self.get, failure, "Describe a model", response=wire.Model),
+            get("/v1/models", self.list, "List the models", response=wire.Models, query=query),
+            get("/v1/models/{model:path}", self.get, "Describe a model", response=wire.Model),
         ]
 
     async def list(self, request: Request) -> Response:

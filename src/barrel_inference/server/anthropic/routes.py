@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -35,25 +36,22 @@ class Anthropic:
         self._ping_s = ping_s
 
     def operations(self) -> list[Operation]:
+        post = partial(Operation, "POST", failure=failure)
         return [
-            Operation(
-                "POST",
+            post(
                 "/v1/messages",
                 self.create,
-                failure,
                 "Answer a conversation",
-                request=wire.MessagesRequest,
-                response=wire.Message,
-                stream=wire.StreamEvent,
+                wire.MessagesRequest,
+                wire.Message,
+                wire.StreamEvent,
             ),
-            Operation(
-                "POST",
+            post(
                 "/v1/messages/count_tokens",
                 self.count_tokens,
-                failure,
                 "Count the tokens of a conversation",
-                request=wire.CountRequest,
-                response=wire.Counted,
+                wire.CountRequest,
+                wire.Counted,
             ),
         ]
 

@@ -1,4 +1,4 @@
-"""Ids of answers, messages and calls. Pure but for the randomness."""
+"""Ids of requests, answers, messages and items. Pure but for the randomness."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,20 +37,22 @@ class Operation:
     method: str
     path: str
     endpoint: Endpoint
-    failure: Failure
     summary: str
     request: Any = None
     response: Any = None
     stream: Any = None
+    _: KW_ONLY
+    failure: Failure
     media: str = ""
     also: Mapping[int, Any] = field(default_factory=dict)
     query: tuple[str, ...] = ()
     open: bool = False
 
     def route(self) -> Route:
-        return Route(self.path, self._answer, methods=[self.method], include_in_schema=False)
+        return Route(self.path, self.answer, methods=[self.method], include_in_schema=False)
 
-    async def _answer(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
+        """Of the endpoint, or the failure it ended with."""
         record.current().route = self.path
         try:
             return await self.endpoint(request)

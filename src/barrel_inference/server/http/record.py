@@ -6,12 +6,12 @@ One mutable Record per request, reached through a context variable; owned by the
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from barrel_inference.aio import AsyncStream
+from barrel_inference.server.http import ids
 from barrel_inference.types import Completion, Usage
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -78,4 +78,4 @@ def current() -> Record:
 
 def request_id(wanted: str | None) -> str:
     """The client's own id when it is harmless, otherwise a new one."""
-    return wanted if wanted and _ID.fullmatch(wanted) else "req_" + secrets.token_hex(12)
+    return wanted if wanted and _ID.fullmatch(wanted) else ids.new("req_")

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from barrel_inference.errors import BarrelError
 from barrel_inference.server.http.operation import Operation
-from barrel_inference.server.http.streaming import noted
 
 
 def merged(usual: Sequence[Operation], others: Sequence[Operation], *, header: str) -> list[Operation]:
@@ -25,11 +23,6 @@ def _either(usual: Operation, other: Operation | None, header: str) -> Operation
         return usual
 
     async def endpoint(request: Request) -> Response:
-        if header not in request.headers:
-            return await usual.endpoint(request)
-        try:
-            return await other.endpoint(request)
-        except BarrelError as error:
-            return other.failure(noted(error))
+        return await (other if header in request.headers else usual).answer(request)
 
     return dataclasses.replace(usual, endpoint=endpoint, query=(*usual.query, *other.query))

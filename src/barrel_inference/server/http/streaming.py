@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -28,6 +29,23 @@ LastWords = Callable[[BarrelError], bytes]
 _log = logging.getLogger(__name__)
 
 
+class UnderWay:
+    """The answers that are being made; the application's state holds it. ``end`` cuts short what nothing else has."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def end(self) -> None:
+        self.ended = True
+        for task in self._tasks:
+            task.cancel()
+
+
 class Answer(Response):
     """The bytes that ``work`` gives; ``failure`` makes the response of what it raises."""
 
@@ -35,16 +53,15 @@ class Answer(Response):
         self._work = work
         self._failure = failure
         self.media_type = media_type
-        self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(receive, self._answer(scope, receive, send))
+        await while_connected(scope, receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             response = Response(await self._work, media_type=self.media_type)
-        except Exception as error:
-            response = self._failure(noted(error))
+        except (Exception, asyncio.CancelledError) as error:
+            response = self._failure(noted(_reason(error, scope)))
         await response(scope, receive, send)
 
 
@@ -67,25 +84,24 @@ class Stream(Response):
         self._last_words = last_words
         self._failure = failure
         self._fields = {"content-type": media_type, "cache-control": "no-cache", **(headers or {})}
-        self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._pieces):
-            await while_connected(receive, self._stream(scope, receive, send))
+            await while_connected(scope, receive, self._stream(scope, receive, send))
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             first = await anext(self._pieces, b"")
-        except Exception as error:
-            await self._failure(noted(error))(scope, receive, send)
+        except (Exception, asyncio.CancelledError) as error:
+            await self._failure(noted(_reason(error, scope)))(scope, receive, send)
             return
         await self._start(send)
         await _body(send, first)
         try:
             async for piece in self._pieces:
                 await _body(send, piece)
-        except Exception as error:
-            await _body(send, self._last_words(noted(error)))
+        except (Exception, asyncio.CancelledError) as error:
+            await _body(send, self._last_words(noted(_reason(error, scope))))
         await _body(send, b"", more=False)
 
     async def _start(self, send: Send) -> None:
@@ -97,9 +113,19 @@ async def _body(send: Send, piece: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+def _reason(error: BaseException, scope: Scope) -> BaseException:
+    """Why an answer ends. Raises ``error`` when it was cancelled for a client that has left."""
+    if not isinstance(error, asyncio.CancelledError):
+        return error
+    if not scope["app"].state.under_way.ended:
+        raise error
+    return failures.ShuttingDownError("the server is shutting down")
+
+
+async def while_connected(scope: Scope, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Run ``work`` to its end, or cancel it when the client disconnects. The request's body must have been read."""
     task = asyncio.create_task(work)
+    scope["app"].state.under_way.add(task)
     gone = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -131,6 +157,13 @@ def noted(error: BaseException) -> BarrelError:
     if shown is not error:
         _log.error("request %s failed", entry.id, exc_info=error)
     return shown
+
+
+async def ndjson(values: AsyncGenerator[Any, None]) -> AsyncGenerator[bytes, None]:
+    """A line of JSON for each; closes ``values``."""
+    async with aclosing(values):
+        async for value in values:
+            yield msgspec.json.encode(value) + b"\n"
 
 
 def sse(data: bytes, event: str | None = None) -> bytes:

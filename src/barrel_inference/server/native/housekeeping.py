@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from barrel_inference.registry import Registry
 from barrel_inference.registry.modelfile import cap_note
 from barrel_inference.server.http import plain
-from barrel_inference.server.http.operation import Operation, read
+from barrel_inference.server.http.operation import Operation, count, read
 from barrel_inference.server.http.plain import answer
 from barrel_inference.server.native import wire
 
@@ -23,21 +23,11 @@ class Housekeeping:
         self._registry = registry
 
     def operations(self) -> list[Operation]:
-        def row(method: str, path: str, endpoint: Any, summary: str, request: Any, response: Any) -> Operation:
-            return Operation(method, path, endpoint, plain.failure, summary, request=request, response=response)
-
+        row = partial(Operation, failure=plain.failure)
         return [
             row("POST", "/api/edit", self.edit, "Change a model's parameters", wire.EditRequest, wire.Edited),
             row("POST", "/api/gc", self.gc, "Remove what no model uses", wire.GcRequest, wire.Collected),
-            Operation(
-                "GET",
-                "/api/search",
-                self.search,
-                plain.failure,
-                "Find models to pull",
-                response=wire.Found,
-                query=("q", "limit"),
-            ),
+            row("GET", "/api/search", self.search, "Find models to pull", response=wire.Found, query=("q", "limit")),
         ]
 
     async def edit(self, request: Request) -> Response:
@@ -61,7 +51,6 @@ class Housekeeping:
         return answer(wire.Collected(garbage, freed, body.dry_run))
 
     async def search(self, request: Request) -> Response:
-        limit = request.query_params.get("limit", "20")
-        number = min(int(limit), MAX_RESULTS) if limit.isdecimal() else 20
-        found = await self._registry.search(request.query_params.get("q", "")[:200], limit=number)
+        limit = count(request.query_params.get("limit", "20"), most=MAX_RESULTS, option="limit")
+        found = await self._registry.search(request.query_params.get("q", "")[:200], limit=limit)
         return answer(wire.Found(list(found)))

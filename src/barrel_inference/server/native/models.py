@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,9 +29,7 @@ class Asking:
         self._cache = cache
 
     def operations(self) -> list[Operation]:
-        def row(method: str, path: str, endpoint: Any, summary: str, request: Any, response: Any) -> Operation:
-            return Operation(method, path, endpoint, plain.failure, summary, request=request, response=response)
-
+        row = partial(Operation, failure=plain.failure)
         prompt = wire.PromptRequest
         return [
             row("POST", "/api/tokenize", self.tokenize, "Text to tokens", wire.TokenizeRequest, wire.Tokenized),

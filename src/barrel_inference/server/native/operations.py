@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -35,15 +36,13 @@ class Operating:
         self._error_of = error_of
 
     def operations(self) -> list[Operation]:
-        def get(path: str, endpoint: Any, summary: str, response: Any = None, **more: Any) -> Operation:
-            return Operation("GET", path, endpoint, plain.failure, summary, response=response, **more)
-
-        not_ready = {503: wire.Health}
+        get = partial(Operation, "GET", failure=plain.failure)
+        health = partial(get, response=wire.Health, open=True)
         return [
-            get("/health", self.health, "Whether the process lives", wire.Health, open=True),
-            get("/health/ready", self.ready, "Whether requests are accepted", wire.Health, also=not_ready, open=True),
+            health("/health", self.health, "Whether the process lives"),
+            health("/health/ready", self.ready, "Whether requests are accepted", also={503: wire.Health}),
             get("/metrics", self.metrics, "Prometheus metrics", media="text/plain"),
-            get("/openapi.json", self.openapi, "This document", dict[str, Any]),
+            get("/openapi.json", self.openapi, "This document", response=dict[str, Any]),
             get("/docs", self.docs, "The routes as a page", media="text/html"),
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from barrel_inference.server import chat, neutral
 from barrel_inference.server.fitting import endless, fitted, num_keep
 from barrel_inference.server.http import record
 from barrel_inference.server.http.operation import Operation, read
-from barrel_inference.server.http.streaming import NDJSON, Answer, Stream
+from barrel_inference.server.http.streaming import NDJSON, Answer, Stream, ndjson
 from barrel_inference.server.models import keepalive
 from barrel_inference.server.models.parameters import Parameters
 from barrel_inference.server.models.pool import Lease
@@ -33,44 +34,25 @@ class Generating:
         self._service = service
 
     def operations(self) -> list[Operation]:
+        post = partial(Operation, "POST", failure=failure)
+        embed = partial(Operation, "POST", failure=embed_failure)
         return [
-            Operation(
-                "POST",
+            post(
                 "/api/generate",
                 self.generate,
-                failure,
                 "Continue a prompt, or load or unload a model",
-                request=wire.GenerateRequest,
-                response=wire.Generated,
-                stream=wire.Generated,
+                wire.GenerateRequest,
+                wire.Generated,
+                wire.Generated,
             ),
-            Operation(
-                "POST",
-                "/api/chat",
-                self.chat,
-                failure,
-                "Answer a conversation",
-                request=wire.ChatRequest,
-                response=wire.Answered,
-                stream=wire.Answered,
-            ),
-            Operation(
-                "POST",
-                "/api/embed",
-                self.embed,
-                embed_failure,
-                "Embed texts",
-                request=wire.EmbedRequest,
-                response=wire.Embedded,
-            ),
-            Operation(
-                "POST",
+            post("/api/chat", self.chat, "Answer a conversation", wire.ChatRequest, wire.Answered, wire.Answered),
+            embed("/api/embed", self.embed, "Embed texts", wire.EmbedRequest, wire.Embedded),
+            embed(
                 "/api/embeddings",
                 self.embeddings,
-                embed_failure,
                 "Embed one text (the older form)",
-                request=wire.EmbeddingsRequest,
-                response=wire.EmbeddingOnly,
+                wire.EmbeddingsRequest,
+                wire.EmbeddingOnly,
             ),
         ]
 
@@ -239,13 +221,7 @@ def _answered(body: wire.Generating, pieces: Pieces) -> Response:
     """As lines, or with ``stream: false`` as one object."""
     if body.stream is False:
         return Answer(_joined(pieces), failure=failure)
-    return Stream(_lines(pieces), media_type=NDJSON, last_words=line, failure=failure)
-
-
-async def _lines(pieces: Pieces) -> AsyncGenerator[bytes, None]:
-    async with aclosing(pieces):
-        async for piece in pieces:
-            yield msgspec.json.encode(piece) + b"\n"
+    return Stream(ndjson(pieces), media_type=NDJSON, last_words=line, failure=failure)
 
 
 async def _joined(pieces: Pieces) -> bytes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +18,7 @@ from barrel_inference.registry import Registry
 from barrel_inference.registry.names import parse_digest, parse_name, parse_spec
 from barrel_inference.server.http import record
 from barrel_inference.server.http.operation import Operation, read
-from barrel_inference.server.http.streaming import NDJSON, Answer, Stream
+from barrel_inference.server.http.streaming import NDJSON, Answer, Stream, ndjson
 from barrel_inference.server.ollama import wire
 from barrel_inference.server.ollama.failure import copy_failure, failure, line
 from barrel_inference.server.ollama.listing import model_name
@@ -36,16 +37,14 @@ class Installing:
         self._local_files = local_files
 
     def operations(self) -> list[Operation]:
-        def row(method: str, path: str, endpoint: Any, summary: str, **types: Any) -> Operation:
-            return Operation(method, path, endpoint, types.pop("failure", failure), summary, **types)
-
-        progress = {"response": wire.Progress, "stream": wire.Progress}
+        row = partial(Operation, failure=failure)
+        asked, told = wire.TransferRequest, wire.Progress
         return [
-            row("POST", "/api/pull", self.pull, "Download a model", request=wire.TransferRequest, **progress),
-            row("POST", "/api/push", self.push, "Refused: pushing is not supported", request=wire.TransferRequest),
-            row("POST", "/api/create", self.create, "Make a model", request=wire.CreateRequest, **progress),
-            row("POST", "/api/copy", self.copy, "Give a second name", request=wire.CopyRequest, failure=copy_failure),
-            row("DELETE", "/api/delete", self.delete, "Remove a name", request=wire.Named),
+            row("POST", "/api/pull", self.pull, "Download a model", asked, told, told),
+            row("POST", "/api/push", self.push, "Refused: pushing is not supported", asked),
+            row("POST", "/api/create", self.create, "Make a model", wire.CreateRequest, told, told),
+            row("POST", "/api/copy", self.copy, "Give a second name", wire.CopyRequest, failure=copy_failure),
+            row("DELETE", "/api/delete", self.delete, "Remove a name", wire.Named),
             row("HEAD", "/api/blobs/{digest:path}", self.has_blob, "Whether a blob is here"),
             row("POST", "/api/blobs/{digest:path}", self.receive_blob, "Upload a blob", also={201: None}),
         ]
@@ -122,13 +121,7 @@ def _progress(events: Events, stream: bool | None) -> Response:
     """As lines, or the last one as the whole answer."""
     if stream is False:
         return Answer(_last(events), failure=failure)
-    return Stream(_lines(events), media_type=NDJSON, last_words=line, failure=failure)
-
-
-async def _lines(events: Events) -> AsyncGenerator[bytes, None]:
-    async with aclosing(events):
-        async for event in events:
-            yield msgspec.json.encode(event) + b"\n"
+    return Stream(ndjson(events), media_type=NDJSON, last_words=line, failure=failure)
 
 
 async def _last(events: Events) -> bytes:

@@ -38,27 +38,17 @@ class Listing:
         self._pool = pool
 
     def operations(self) -> list[Operation]:
-        def get(path: str, endpoint: Any, summary: str, response: Any = None, **more: Any) -> list[Operation]:
-            return [
-                Operation(method, path, endpoint, failure, summary, response=response, **more)
-                for method in ("GET", "HEAD")
-            ]
+        def get(*row: Any, **more: Any) -> list[Operation]:
+            return [Operation(method, *row, failure=failure, **more) for method in ("GET", "HEAD")]
 
-        show = Operation(
-            "POST",
-            "/api/show",
-            self.show,
-            failure,
-            "Describe a model",
-            request=wire.ShowRequest,
-            response=wire.Shower,
-        )
         return [
             *get("/", self.root, "Say that the server runs", media="text/plain", open=True),
-            *get("/api/version", self.version, "Versions", wire.Version, open=True),
-            *get("/api/tags", self.tags, "List the models that are installed", wire.Tags),
-            *get("/api/ps", self.ps, "List the models that are loaded", wire.Processes),
-            show,
+            *get("/api/version", self.version, "Versions", response=wire.Version, open=True),
+            *get("/api/tags", self.tags, "List the models that are installed", response=wire.Tags),
+            *get("/api/ps", self.ps, "List the models that are loaded", response=wire.Processes),
+            Operation(
+                "POST", "/api/show", self.show, "Describe a model", wire.ShowRequest, wire.Shower, failure=failure
+            ),
         ]
 
     async def root(self, request: Request) -> Response:

@@ -6,6 +6,7 @@ import base64
 import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -34,38 +35,29 @@ class OpenAI:
         self._keep_alive = keep_alive
 
     def operations(self) -> list[Operation]:
+        row = partial(Operation, failure=failure)
         return [
-            Operation(
+            row(
                 "POST",
                 "/v1/chat/completions",
                 self.chat,
-                failure,
                 "Answer a conversation",
-                request=wire.ChatCompletionRequest,
-                response=wire.ChatCompletion,
-                stream=wire.ChatCompletionChunk,
+                wire.ChatCompletionRequest,
+                wire.ChatCompletion,
+                wire.ChatCompletionChunk,
             ),
-            Operation(
+            row(
                 "POST",
                 "/v1/completions",
                 self.complete,
-                failure,
                 "Continue a text",
-                request=wire.CompletionRequest,
-                response=wire.Completion,
-                stream=wire.Completion,
+                wire.CompletionRequest,
+                wire.Completion,
+                wire.Completion,
             ),
-            Operation(
-                "POST",
-                "/v1/embeddings",
-                self.embed,
-                failure,
-                "Embed texts",
-                request=wire.EmbeddingRequest,
-                response=wire.Embeddings,
-            ),
-            Operation("GET", "/v1/models", self.models, failure, "List the models", response=wire.Models),
-            Operation("GET", "/v1/models/{model:path}", self.model, failure, "Describe a model", response=wire.Model),
+            row("POST", "/v1/embeddings", self.embed, "Embed texts", wire.EmbeddingRequest, wire.Embeddings),
+            row("GET", "/v1/models", self.models, "List the models", response=wire.Models),
+            row("GET", "/v1/models/{model:path}", self.model, "Describe a model", response=wire.Model),
         ]
 
     async def chat(self, request: Request) -> Response:
@@ -77,7 +69,6 @@ class OpenAI:
             usage=bool(body.stream_options and body.stream_options.include_usage),
             functions=bool(body.functions and not body.tools),
         )
-
         return _answered(body, self._service.chat(asked), writer)
 
     async def complete(self, request: Request) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from barrel_inference.errors import BarrelError, InvalidRequestError, UnsupportedError
 from barrel_inference.server.http import ids, record
 from barrel_inference.server.http.operation import Operation, count, read
-from barrel_inference.server.http.streaming import JSON, SSE, Answer, Stream, noted, sse
+from barrel_inference.server.http.streaming import JSON, SSE, Answer, Stream, sse
 from barrel_inference.server.neutral import ChatRequest, Service
 from barrel_inference.server.openai.failure import failure
 from barrel_inference.server.openai.responses import translate, wire
@@ -23,7 +24,8 @@ from barrel_inference.types import Message
 
 PATH = "/v1/responses"
 ONE = PATH + "/{response_id}"
-SHOW = ("include", "stream", "starting_after", "include_obfuscation")
+SHOW = ("include", "stream", "starting_after", "include_obfuscation")  # what may be asked of one
+LIST = ("limit", "order", "after", "include")  # and of its input
 
 
 class Responses:
@@ -33,38 +35,22 @@ class Responses:
         self._store = Store()
 
     def operations(self) -> list[Operation]:
+        row = partial(Operation, failure=failure)
+        body = wire.ResponseRequest
         return [
-            Operation(
-                "POST",
-                PATH,
-                self.create,
-                failure,
-                "Answer, and remember the answer",
-                request=wire.ResponseRequest,
-                response=wire.Response,
-                stream=wire.StreamEvent,
-            ),
-            Operation(
+            row("POST", PATH, self.create, "Answer, and remember the answer", body, wire.Response, wire.StreamEvent),
+            row(
                 "POST",
                 PATH + "/input_tokens",
                 self.input_tokens,
-                failure,
                 "Count the tokens of a request",
-                request=wire.ResponseRequest,
-                response=wire.InputTokens,
+                body,
+                wire.InputTokens,
             ),
-            Operation("GET", ONE, self.retrieve, failure, "A remembered response", response=wire.Response, query=SHOW),
-            Operation("DELETE", ONE, self.delete, failure, "Forget a response", response=wire.Deleted),
-            Operation("POST", ONE + "/cancel", self.cancel, failure, "Cancel a background response"),
-            Operation(
-                "GET",
-                ONE + "/input_items",
-                self.input_items,
-                failure,
-                "Its input",
-                response=wire.Items,
-                query=("limit", "order", "after", "include"),
-            ),
+            row("GET", ONE, self.retrieve, "A remembered response", response=wire.Response, query=SHOW),
+            row("DELETE", ONE, self.delete, "Forget a response", response=wire.Deleted),
+            row("POST", ONE + "/cancel", self.cancel, "Cancel a background response"),
+            row("GET", ONE + "/input_items", self.input_items, "Its input", response=wire.Items, query=LIST),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -85,8 +71,11 @@ class Responses:
                         yield event
             self._keep(body, writer.response, history)
 
+        def last_words(error: BarrelError) -> bytes:
+            return b"".join(map(_piece, writer.failed(error)))
+
         if body.stream:
-            return Stream(_encoded(events()), media_type=SSE, last_words=_last_words(writer), failure=failure)
+            return Stream(_encoded(events()), media_type=SSE, last_words=last_words, failure=failure)
         return Answer(_whole(events(), writer), failure=failure)
 
     async def input_tokens(self, request: Request) -> Response:
@@ -165,13 +154,6 @@ async def _whole(events: AsyncGenerator[wire.StreamEvent, None], writer: Writer)
         async for _ in events:
             pass
     return msgspec.json.encode(writer.response)
-
-
-def _last_words(writer: Writer) -> Any:
-    def words(error: BarrelError) -> bytes:
-        return b"".join(_piece(event) for event in writer.failed(noted(error)))
-
-    return words
 
 
 def _piece(event: Any) -> bytes:
