@@ -1,0 +1,1 @@
+"""The command line: ``main`` finds the command, whose file has its name; other files are what commands share."""

@@ -1,0 +1,1 @@
+"""How models write tool calls: reading them, the grammar that makes them valid, learning an unknown syntax."""

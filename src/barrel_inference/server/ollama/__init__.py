@@ -1,0 +1,1 @@
+"""Ollama's API: its JSON, translated to neutral values and back."""
