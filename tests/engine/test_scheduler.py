@@ -13,12 +13,11 @@ from barrel_inference.engine.scheduler import (
     Feed,
     Limits,
     View,
-    is_cold_shape,
     live_limit,
     plan,
     replay_limit,
 )
-from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS, cold_resume
+from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS, cold_resume, cold_rows, is_cold_shape, solo_chunk
 
 LIMITS = Limits(n_batch=512, chunk=128)
 
@@ -214,7 +213,9 @@ def test_the_least_recently_served_prompt_goes_first() -> None:
 
 
 def test_a_small_batch_shrinks_the_solo_chunk() -> None:
-    assert next(run([prompt(0, 2000)], Limits(100, 64))) == [Feed(0, 100)]
+    assert next(run([prompt(0, 2000)], Limits(40, 64))) == [Feed(0, 40)]
+    assert next(run([prompt(0, 2000)], Limits(512, 64, n_ubatch=48))) == [Feed(0, 48)]
+    assert next(run([prompt(0, 2000)], Limits(200, 64))) == [Feed(0, 192)]  # whole tiles
 
 
 def test_nothing_to_do_is_an_empty_batch() -> None:
@@ -229,13 +230,44 @@ def test_live_leaves_the_last_prompt_token(available: int, n_prompt: int) -> Non
     assert live_limit(available, n_prompt=n_prompt) == min(available, n_prompt - 1)
 
 
-@given(st.integers(0, 3000), st.integers(1, 3000), st.sampled_from([64, 100, 256]))
+@given(st.integers(0, 3000), st.integers(1, 3000), st.sampled_from([64, 128, 192, 256]))
 def test_cold_resumes_only_where_the_rest_has_cold_shapes(available: int, n_prompt: int, chunk: int) -> None:
     resume = cold_resume(available, n_prompt, chunk)
     assert 0 <= resume <= min(available, n_prompt - 1)
     end = min(resume // chunk * chunk + chunk, n_prompt)
     assert is_cold_shape(resume, end, n_prompt, chunk)
     assert min(available, n_prompt - 1) - resume < 2 * TILED_ROWS
+
+
+@given(st.integers(1, 600), st.integers(1, 600), st.integers(1, 1500))
+def test_whole_blocks_are_the_same_rows_whatever_the_sizes_of_batches(n_batch: int, n_ubatch: int, n: int) -> None:
+    """They are kept for contexts of other sizes: always computed in tiles, or not taken for a cold run's."""
+    limits = Limits(n_batch, 1, n_ubatch)
+    chunk, at = limits.solo_chunk, 0
+    assert chunk == solo_chunk(n_batch, n_ubatch) <= min(n_batch, n_ubatch)
+    for (feed,) in run([prompt(0, n)], limits):
+        is_in_tiles = feed.n_tokens >= TILED_ROWS
+        assert is_cold_shape(at, at + feed.n_tokens, n, chunk) == (chunk >= TILED_ROWS)
+        at += feed.n_tokens
+        assert is_in_tiles or chunk < TILED_ROWS or (at == n and n % chunk // TILED_ROWS == 0)
+    assert cold_resume(n, n + 1, chunk) == 0 or chunk >= TILED_ROWS
+
+
+@given(st.integers(1, 900), st.integers(1, 400), st.integers(0, 900), st.integers(1, 900))
+def test_rows_stay_cold_for_a_longer_prompt_only_where_that_computes_them_alike(
+    first: int, more: int, prefill_end: int, length: int
+) -> None:
+    """One prompt was prefilled, and ``length`` of it is shared with one that is longer."""
+    length, n = min(length, first), first + more
+    kept = cold_rows(length, min(prefill_end, first), n)
+    assert kept <= min(prefill_end, length)
+    for row in range(kept):
+        assert in_tiles(row, first) == in_tiles(row, n), row
+
+
+def in_tiles(row: int, n_prompt: int) -> bool:
+    start = row // SOLO_CHUNK * SOLO_CHUNK
+    return min(start + SOLO_CHUNK, n_prompt) - start >= TILED_ROWS
 
 
 def test_cold_reuses_all_but_a_tile_of_a_repeated_prompt() -> None:

@@ -23,7 +23,7 @@ from barrel_inference.engine.requests.admission import Admission
 from barrel_inference.engine.requests.generation import Generation, State
 from barrel_inference.engine.requests.inbox import Inbox
 from barrel_inference.engine.requests.replay import Replay
-from barrel_inference.engine.scheduler import Feed, Limits, View, is_cold_shape, plan
+from barrel_inference.engine.scheduler import Feed, Limits, View, plan
 from barrel_inference.engine.sequence import Sequence
 from barrel_inference.errors import (
     BarrelError,
@@ -32,7 +32,7 @@ from barrel_inference.errors import (
     NotLoadedError,
     RequestTimeoutError,
 )
-from barrel_inference.kvcache.policy import SaveReason
+from barrel_inference.kvcache.policy import SaveReason, is_cold_shape
 from barrel_inference.types import CacheReport, Chunk, FinishReason
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,8 @@ class Engine:
         self._sink = sink
         self._clock = clock
         self._budget_s = budget_ms / 1000 or None
-        self._limits = Limits(info.n_batch, options.policy.prefill_chunk_size or max(64, info.n_batch // 4))
+        chunk = options.policy.prefill_chunk_size or max(64, info.n_batch // 4)
+        self._limits = Limits(info.n_batch, chunk, info.n_ubatch)
         self._sequences = [Sequence(seq) for seq in range(info.n_seq_max)]
         self._admission = Admission(backend, store, self._sequences, self._limits.solo_chunk, clock)
         self._replay = Replay(backend, self._sequences, self._admission, budget_ms)
@@ -286,7 +287,7 @@ class Engine:
         sequence, stop = generation.sequence, piece.start + len(piece.tokens)
         assert sequence is not None
         n_prompt = generation.n_prompt
-        is_cold = is_alone and is_cold_shape(piece.start, stop, n_prompt, self._limits.solo_chunk, sequence.stops)
+        is_cold = is_alone and is_cold_shape(piece.start, stop, n_prompt, self._limits.solo_chunk)
         sequence.extend(piece.tokens, cold_shape=is_cold)
         sequence.cost_us_per_token = self._costs.prefill_s * 1e6
         generation.served = self._n_steps

@@ -33,7 +33,7 @@ class Plan(Protocol):
         """``restore`` would not wait for a read."""
 
     def prefill_end(self, n_prompt: int) -> int:
-        """How far the rows equal a cold run's once the rest of the prompt has been prefilled alone."""
+        """How many of the restored rows equal those of a cold run of the prompt."""
 
 
 class NoPlan:

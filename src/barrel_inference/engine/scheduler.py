@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from barrel_inference.engine.costs import LEAST, Costs
-from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS
+from barrel_inference.kvcache.policy import SOLO_CHUNK, solo_chunk
 
 
 class View(NamedTuple):
@@ -27,10 +27,11 @@ class View(NamedTuple):
 class Limits(NamedTuple):
     n_batch: int  # at least the number of sequences
     chunk: int  # most prompt tokens in a step in which others decode
+    n_ubatch: int = SOLO_CHUNK
 
     @property
     def solo_chunk(self) -> int:
-        return min(SOLO_CHUNK, self.n_batch)
+        return solo_chunk(self.n_batch, self.n_ubatch)
 
 
 class Feed(NamedTuple):
@@ -71,13 +72,6 @@ def next_cut(view: View, chunk: int | None) -> int:
     """Where this prompt's next piece ends at the latest: its end, a stop, or (``chunk``) the next absolute multiple."""
     cut = min((stop for stop in view.stops if view.position < stop < view.end), default=view.end)
     return cut if chunk is None else min(cut, (view.position // chunk + 1) * chunk)
-
-
-def is_cold_shape(start: int, stop: int, n_prompt: int, chunk: int, stops: tuple[int, ...] = ()) -> bool:
-    """Whether prefilling [start, stop) alone gives the rows that a cold run of this prompt computes."""
-    first = max(start // chunk * chunk, max((s for s in stops if s <= start), default=0))
-    end = next_cut(View(0, start, n_prompt, 0, stops), chunk)
-    return stop == end and (start == first or stop - start >= TILED_ROWS)
 
 
 def live_limit(available: int, *, n_prompt: int) -> int:

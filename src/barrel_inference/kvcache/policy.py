@@ -101,18 +101,43 @@ def state_stops(policy: Policy, n_prompt: int, boundaries: Sequence[int]) -> tup
 # ---- resuming
 
 
+def solo_chunk(n_batch: int, n_ubatch: int) -> int:
+    """``chunk`` of a context: one micro-batch of llama.cpp, and whole tiles if it holds any. So every whole block is
+    computed in tiles, whatever the sizes of batches."""
+    chunk = min(SOLO_CHUNK, n_batch, n_ubatch)
+    return chunk // TILED_ROWS * TILED_ROWS or chunk
+
+
 def cold_resume(available: int, n_prompt: int, chunk: int = SOLO_CHUNK) -> int:
     """The largest position ≤ ``available`` from which a prefill computes what one from 0 would, bit for bit.
 
     A cold run decodes absolute multiples of ``chunk``; a chunk of at least TILED_ROWS rows must be resumed with at
-    least that many left, a shorter one from its start.
+    least that many left, a shorter one from its start. Batches too small for a tile compute other rows than are kept.
     """
+    if chunk < TILED_ROWS:
+        return 0
     at = min(available, n_prompt - 1)
     start = at // chunk * chunk
     end = min(start + chunk, n_prompt)
     if end - start < TILED_ROWS:
         return start
     return max(start, whole_blocks(min(at, end - TILED_ROWS)))
+
+
+def cold_rows(length: int, prefill_end: int, n_prompt: int, chunk: int = SOLO_CHUNK) -> int:
+    """A prefill goes on behind ``length`` tokens of which the first ``prefill_end`` were computed as in some cold run:
+    how many of them are as in a cold run of this prompt. The last rows of a prompt are so only where it ends too."""
+    if prefill_end >= length and cold_resume(length, n_prompt, chunk) == length:
+        return length
+    return min(prefill_end, whole_blocks(length))
+
+
+def is_cold_shape(start: int, stop: int, n_prompt: int, chunk: int = SOLO_CHUNK) -> bool:
+    """Whether prefilling [start, stop) alone gives the rows that a cold run of this prompt computes: in tiles where it
+    has tiles, and only there."""
+    first = start // chunk * chunk
+    end = min(first + chunk, n_prompt)
+    return chunk >= TILED_ROWS and stop <= end and (stop - start >= TILED_ROWS or end - first < TILED_ROWS)
 
 
 @dataclass

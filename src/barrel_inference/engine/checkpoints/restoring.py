@@ -14,7 +14,7 @@ from barrel_inference.engine.backend import Backend
 from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.lookup import Found, Limit
-from barrel_inference.kvcache.policy import SOLO_CHUNK, cold_resume, is_worth, whole_blocks
+from barrel_inference.kvcache.policy import cold_resume, cold_rows, is_worth, solo_chunk
 from barrel_inference.kvcache.reader import Reader, Reading
 from barrel_inference.kvcache.record import CorruptError
 from barrel_inference.kvcache.store import Store
@@ -57,11 +57,8 @@ class StoredPlan:
         return self.reading is None or self.reading.ready
 
     def prefill_end(self, n_prompt: int) -> int:
-        """How far the rows equal a cold run's once the rest of the prompt has been prefilled alone."""
-        start, pure = self.found.length, self.found.prefill_end
-        if pure == start and cold_resume(start, n_prompt, self.chunk) == start:
-            return n_prompt
-        return min(pure, whole_blocks(start))
+        """How many of the restored rows equal those of a cold run of the prompt."""
+        return cold_rows(self.found.length, self.found.prefill_end, n_prompt, self.chunk)
 
     def take_reading(self) -> Reading | None:
         with self.lock:
@@ -94,11 +91,13 @@ class Restorer:
         """``is_resident``: a sequence of the context holds as much, so that the plan will hardly be restored; then
         nothing is read ahead."""
         tokens = tuple(tokens)
-        chunk = min(SOLO_CHUNK, self._backend.info.n_batch)
+        chunk = solo_chunk(self._backend.info.n_batch, self._backend.info.n_ubatch)
         allowed = _limit(len(tokens), chunk, cold, cuts, free_from)
+        # Attention sums in the order of cells, and restored rows of a window lie in others than a cold run's.
+        most = 0 if cold and self._layout.window is not None else self._max_tokens
 
         def limit(at: int) -> int:
-            return allowed(min(at, self._max_tokens))
+            return allowed(min(at, most))
 
         plan = StoredPlan(tokens, salt, limit, chunk, cold, at_least, _nothing(self._store))
         self._locate(plan)

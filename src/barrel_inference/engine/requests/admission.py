@@ -189,5 +189,5 @@ class Admission:
         target.n_prompt, target.boundaries = generation.n_prompt, generation.boundaries
         if generation.start is not None:
             generation.stops = tuple(sorted({*generation.stops, generation.start}))
-        target.stops = add_stops(self._store, generation, len(target.tokens))
+        target.stops = add_stops(self._store, generation, len(target.tokens), self._chunk)
         target.generation, generation.sequence = generation, target

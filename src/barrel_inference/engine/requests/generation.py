@@ -169,13 +169,13 @@ class Generation:
 
     def resume_limit(self, available: int, chunk: int) -> int:
         """The largest position, at most ``available``, from which this request may go on."""
+        if self.exact == "cold":
+            return cold_resume(available, self.n_prompt, chunk)
         if self.start is not None:
             last = self.n_prompt - 1 + self.n_known
             return replay_limit(
                 available, n_prompt=self.n_prompt, last=last, start=self.start, stops=self.stops, chunk=chunk
             )
-        if self.exact == "cold":
-            return cold_resume(available, self.n_prompt, chunk)
         return live_limit(available, n_prompt=self.n_prompt)
 
     # ---- sampling

@@ -12,6 +12,7 @@ from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.kvstore import KVStore, Plan
 from barrel_inference.engine.requests.generation import Generation
 from barrel_inference.engine.sequence import Sequence
+from barrel_inference.kvcache.policy import cold_resume, cold_rows
 from barrel_inference.types import CacheReport
 
 
@@ -42,7 +43,7 @@ def find(store: KVStore, generation: Generation, chunk: int, at_least: int = 0) 
     request = generation.request
     if not generation.reads_cache:
         return None
-    if generation.start is None:
+    if generation.start is None or generation.exact == "cold":  # cold, generated tokens are decoded anew
         return store.find(
             generation.prompt,
             salt=request.salt,
@@ -58,9 +59,12 @@ def find(store: KVStore, generation: Generation, chunk: int, at_least: int = 0) 
     )
 
 
-def add_stops(store: KVStore, generation: Generation, start: int) -> tuple[int, ...]:
+def add_stops(store: KVStore, generation: Generation, start: int, chunk: int) -> tuple[int, ...]:
     """Where a prefill from ``start`` must stop for the store; also added to the generation's stops. Any thread."""
-    own = store.stops(generation.n_prompt, generation.boundaries, start) if generation.writes_cache else ()
+    n_prompt = generation.n_prompt
+    own = store.stops(n_prompt, generation.boundaries, start) if generation.writes_cache else ()
+    if generation.exact == "cold":  # what is kept must not change what is computed
+        own = tuple(stop for stop in own if cold_resume(stop, n_prompt, chunk) == stop)
     generation.stops = tuple(sorted({*generation.stops, *own}))
     return own
 
@@ -95,6 +99,7 @@ class Prefix:
         elif plan:
             self._store.release(plan)
         length = self._share(live, target)
+        target.prefill_end = cold_rows(length, target.prefill_end, generation.n_prompt, self._chunk)
         return self._report(generation, length, "live" if length else None, mismatch)
 
     def empty(self, sequence: Sequence) -> None:

@@ -15,8 +15,8 @@ from barrel_inference.engine.kvstore import KVStore
 from barrel_inference.engine.requests.generation import Generation, LogitMask, TextStream
 from barrel_inference.engine.requests.logprobs import TokenLogprobs
 from barrel_inference.engine.requests.prefix import add_stops, find
-from barrel_inference.engine.scheduler import Limits
 from barrel_inference.errors import ContextExceededError, InvalidRequestError, NoWeightsError, UnsupportedError
+from barrel_inference.kvcache.policy import solo_chunk
 from barrel_inference.types import Constraint, Exactness, Request
 
 
@@ -67,9 +67,10 @@ class Preparer:
             arrived=arrived,
             deadline=None if request.timeout_s is None else arrived + request.timeout_s,
         )
+        chunk = solo_chunk(info.n_batch, info.n_ubatch)
         if generation.start is not None:
-            add_stops(self._store, generation, generation.start)
-        generation.plan = find(self._store, generation, Limits(info.n_batch, 0).solo_chunk)
+            add_stops(self._store, generation, generation.start, chunk)
+        generation.plan = find(self._store, generation, chunk)
         return generation
 
     def _check(self, request: Request) -> None:
