@@ -144,8 +144,8 @@ def test_quantised_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_mistake_20_the_last_token_decoded_again(tmp_path: Path, arch: Arch) -> None:
-    """Cold-exact: with every prompt length, logits and greedy answer equal those of a run without a cache. A window's rows
-    would lie in other cells, so that a model with one computes all anew."""
+    """Cold-exact: with every prompt length, logits and greedy answer equal those of a run without a cache. Rows of a
+    window would lie in other cells, so that a model with one computes all anew."""
     with loaded(arch, tmp_path, flash_attn=True) as one:
         one.run(TOKENS[:400], 70)
         restored = 0
