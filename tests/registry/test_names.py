@@ -124,7 +124,16 @@ def test_specs(text: str, canonical: str, name: str) -> None:
     [
         *("ftp://x/y", "hf://Org", "hf://Org/../x", "hf://Org/Repo/../../x", "hf://Org/Repo@a..b", "hf://O/R/a\\b"),
         *("https://", "https://user:pw@host/x", "file://host/x", "file://", "pypi://", "pypi://-e", "pypi://a==-r"),
-        *("pypi://a b", "https://[::1", "pypi://a/../b", "hf://O/R:", "x\0y", "pypi://--index-url=x"),
+        *(
+            "pypi://a b",
+            "https://[::1",
+            "https://\udcff/x",
+            "https://h/\udcff",
+            "pypi://a/../b",
+            "hf://O/R:",
+            "x\0y",
+            "pypi://--index-url=x",
+        ),
     ],
 )
 def test_what_is_no_spec(text: str) -> None:

@@ -11,7 +11,6 @@ import stat
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from barrel_inference.errors import DigestMismatchError, InvalidModelError, RegistryError
 from barrel_inference.registry.files import Root, sync_directory, writing
@@ -92,17 +91,13 @@ def hash_file(path: Path, on_bytes: OnBytes | None = None) -> str:
     """``sha256:<hex>`` of a regular file; ``on_bytes`` is called with the running total."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise InvalidModelError(f"{path.name}: not a regular file")
-    with path.open("rb", buffering=0) as file:
-        return hash_stream(file, on_bytes)
-
-
-def hash_stream(file: BinaryIO, on_bytes: OnBytes | None = None) -> str:
     digest, total = hashlib.sha256(), 0
-    while block := file.read(READ_BYTES):
-        digest.update(block)
-        total += len(block)
-        if on_bytes:
-            on_bytes(total)
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(READ_BYTES):
+            digest.update(block)
+            total += len(block)
+            if on_bytes:
+                on_bytes(total)
     return f"sha256:{digest.hexdigest()}"
 
 

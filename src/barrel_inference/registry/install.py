@@ -10,7 +10,6 @@ import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -64,9 +63,7 @@ class Installation:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, t: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.shield(asyncio.to_thread(self._close))
 
     async def bring(self, artifact: Artifact, network: Network, previous: Previous = lambda: None) -> Brought:

@@ -271,7 +271,7 @@ def _parse_file(text: str) -> Spec:
 def _parse_url(scheme: Literal["https", "http"], text: str) -> Spec:
     try:
         url = urlsplit(text)
-        host, _ = url.hostname, url.port
+        host, _, _ = url.hostname, url.port, text.encode()
     except ValueError as error:
         raise InvalidNameError(f"invalid URL: {error}") from None
     if not host or url.username is not None or url.password is not None:

@@ -105,9 +105,9 @@ class Registry:
             raise ModelNotFoundError(f"the weights of {manifest.model_name} are gone; pull it again", model=name)
         return Located(Path(manifest.blob_path), manifest)
 
-    def info(self, text: str, *, whole_arrays: bool = False) -> gguf.GgufInfo:
+    def info(self, text: str) -> gguf.GgufInfo:
         """The GGUF's own metadata and tensors, read from the file."""
-        return gguf.read(self.locate(text).path, max_array=1 << 22 if whole_arrays else gguf.MAX_ARRAY)
+        return gguf.read(self.locate(text).path)
 
     def modelfile(self, manifest: Manifest) -> str:
         """A Modelfile that makes the same model again, by name: server paths are nobody's business."""

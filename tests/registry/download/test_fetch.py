@@ -15,7 +15,7 @@ from barrel_inference.config import RegistryOpts
 from barrel_inference.errors import DigestMismatchError, DiskFullError, PullError
 from barrel_inference.registry.download.fetch import fetch
 from barrel_inference.registry.download.network import Network, NetworkPolicy
-from barrel_inference.registry.download.part import Part, Version, boot_id
+from barrel_inference.registry.download.part import MAX_PIECES, Part, Version, boot_id, piece_size
 from barrel_inference.registry.download.server import Remote
 from tests.registry.weights import model
 from tests.support.hub import Fault, Hub
@@ -275,3 +275,24 @@ async def test_a_part_has_one_owner(download: Download) -> None:
     second = Part.acquire(download.path)
     assert second is not None
     second.close()
+
+
+@pytest.mark.parametrize("header", ["etag", "last_modified"])
+async def test_a_validator_that_is_no_text_is_none(download: Download, header: str) -> None:
+    resource = download.hub.resources["/model.gguf"]
+    resource.etag = resource.last_modified = None
+    setattr(resource, header, '"\xe9\xff"')
+    assert await download.run(digest=None) == DIGEST
+    assert not any("if-range" in seen.headers for seen in download.hub.seen)
+
+
+@pytest.mark.parametrize("size", [1, 1 << 40, 1 << 50, (1 << 64) - 1])
+def test_no_size_that_is_claimed_makes_too_many_pieces(size: int) -> None:
+    assert -(-size // piece_size(size)) <= MAX_PIECES
+
+
+async def test_a_size_that_no_disk_holds_is_refused_at_once(download: Download) -> None:
+    ranges = {"Content-Range": f"bytes 0-0/{1 << 60}"}
+    download.hub.resources["/model.gguf"].faults = [Fault(status=206, body=b"G", headers=ranges)]
+    with pytest.raises(DiskFullError, match="1,152,921,504,606,846,976 bytes are missing"):
+        await download.run(digest=None)

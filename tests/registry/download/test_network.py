@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from barrel_inference.registry.download.network import (
     check_url,
     host_and_port,
     is_private,
+    refusal,
     retry_after_s,
 )
 from tests.support.hub import Fault, Hub
 
 SECRET = "Bearer secret"
+NO_URLS = ("https://[::1", "https://h:99999/x", "https://h:-1/x", "https://h:\u0661/x", "https://\udcff/x")
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,7 @@ def test_public_addresses(address: str) -> None:
         ),
         ("https://[64:ff9b::7f00:1]/x", "private address"),
         ("https:///x", "refusing to follow"),
+        *((url, "is no URL") for url in NO_URLS),
     ],
 )
 def test_urls_that_are_refused(url: str, cause: str) -> None:
@@ -76,6 +80,80 @@ async def test_redirects_to_where_nobody_should_go(hub: Hub, target: str) -> Non
     hub.serve("/x", b"").faults = [Fault(redirect=target)]
     with pytest.raises(PullError, match="refusing"):
         await get(hub, "/x")
+
+
+@pytest.mark.parametrize("target", ["https://[::1", "https://h:99999/x", "https://\xff/x"])
+async def test_redirects_to_what_is_no_url(hub: Hub, target: str) -> None:
+    hub.serve("/x", b"").faults = [Fault(redirect=target)]
+    with pytest.raises(PullError, match="is no URL"):
+        await get(hub, "/x")
+
+
+@pytest.mark.parametrize("host", ["a..b", "...", "a" * 70 + ".example"])
+async def test_names_that_no_resolver_can_be_asked_for(host: str) -> None:
+    async with Network(NetworkPolicy()) as network:
+        with pytest.raises(PullError, match="cannot ask"):
+            await network.get(f"https://{host}/x")
+
+
+async def test_a_token_that_no_header_can_hold(hub: Hub) -> None:
+    async with Network(NetworkPolicy(insecure=True, allow_private=True)) as network:
+        with pytest.raises(PullError, match="cannot ask"):
+            await network.get(hub.url, credential=Credential(hub.url, "Bearer a\r\nX-Evil: b"))
+    assert not hub.seen
+
+
+async def test_logins_of_netrc_are_for_others(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login user password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    hub.serve("/x", b"")
+    assert await get(hub, "/x") == 200
+    async with Network(NetworkPolicy(insecure=True, allow_private=True)) as network:
+        (await network.get(f"{hub.url}/x")).release()
+    assert [seen.headers.get("authorization") for seen in hub.seen] == [SECRET, None]
+
+
+@pytest.mark.parametrize(
+    ("proxy", "cause"),
+    [
+        *(("socks5://127.0.0.1:9", "HTTP_PROXY names no"), ("http://", "HTTP_PROXY names no")),
+        *(("http://[::1", "Invalid IPv6 URL"), ("http://h:99999", "cannot ask")),
+    ],
+)
+async def test_a_proxy_that_is_none(hub: Hub, monkeypatch: pytest.MonkeyPatch, proxy: str, cause: str) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with pytest.raises(PullError, match=cause):
+        await get(hub, "/x")
+
+
+@pytest.mark.parametrize("form", ["http://user:pass@{}", "{}"])
+async def test_through_a_proxy(hub: Hub, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    monkeypatch.setenv("http_proxy", form.format(hub.url.removeprefix("http://")))
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with Network(NetworkPolicy(insecure=True)) as network:
+        (await network.get("http://model.example/x")).release()
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert await get(hub, "/y") == 404
+    assert [seen.path for seen in hub.seen] == ["http://model.example/x", "/y"]
+    assert ("proxy-authorization" in hub.seen[0].headers) == ("@" in form)
+
+
+async def test_a_proxy_that_refuses_does_not_make_its_password_known(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", hub.url.replace("//", "//user:secret@"))
+    async with Network(NetworkPolicy()) as network:
+        with pytest.raises(TransientError) as caught:
+            await network.get("https://model.example/x")
+    assert "secret" not in caught.value.message and "Unsupported method" in caught.value.message
+
+
+async def test_a_servers_words_hold_no_control_sequences(hub: Hub) -> None:
+    hub.serve("/x", b"").faults = [Fault(status=403, body=b"no\x1b]0;x\x07 \x1b[2Jway")]
+    async with (
+        Network(NetworkPolicy(insecure=True, allow_private=True)) as network,
+        await network.get(f"{hub.url}/x") as response,
+    ):
+        assert (await refusal(response)).message == "127.0.0.1 answered 403: no]0;x [2Jway"
 
 
 async def test_names_that_stand_for_private_addresses(hub: Hub) -> None:

@@ -130,6 +130,16 @@ def test_evaluation(source: str, data: dict[str, Any], text: str) -> None:
         ("{{ range 1000 }}{{ range 1000 }}{{ end }}{{ end }}", "steps"),
         ("{{ range 100000000 }}{{ end }}", "cannot range"),
         ("{{ if 1 }}" * 100 + "{{ end }}" * 100, "nested deeper"),
+        ("{{ if 0 }}" + "{{ else if 0 }}" * 2000 + "{{ end }}", "nested too deeply"),
+        (
+            '{{ define "a" }}' + "{{ if 1 }}" * 60 + '{{ template "a" }}' + "{{ end }}" * 61 + '{{ template "a" }}',
+            "nested too deeply",
+        ),
+        *((f"{{{{ {number} }}}}", "too large") for number in ("1e999", "9" * 5000, "0x" + "f" * 40, str(1 << 63))),
+        ('{{ $x := "aaaa" }}{{ range 60 }}{{ $x = print $x $x }}{{ end }}', "steps"),
+        ('{{ $x := "aaaa" }}{{ range 60 }}{{ $x = printf "%s%v" $x $x }}{{ end }}', "steps"),
+        ('{{ $x := "\\"" }}{{ range 60 }}{{ $x = json $x }}{{ end }}', "steps"),
+        ('{{ printf "' + "%900d" * 2 + '" 1 2 }}', "width over"),
         ("{{ " + "(" * 100 + "1" + ")" * 100 + " }}", "nested deeper"),
     ],
 )
@@ -142,6 +152,27 @@ def test_errors_and_limits(source: str, cause: str) -> None:
 def test_output_is_limited() -> None:
     with pytest.raises(TemplateError, match="writes more than"):
         run("{{ range 1000 }}{{ $.X }}{{ end }}", X="x" * (1 << 20))
+
+
+def test_what_json_calls_a_number_is_printed_or_refused() -> None:
+    values = {"a": float("inf"), "b": float("-inf"), "c": float("nan"), "d": 1e300, "e": 10**400}
+    assert run("{{ .X.a }} {{ .X.b }} {{ .X.c }} {{ .X.d }}", X=values) == "+Inf -Inf NaN 1e+300"
+    assert run("{{ .X.e }}", X=values) == str(10**400)
+    with pytest.raises(TemplateError, match="wrong arguments"):
+        run('{{ printf "%f" .X.e }}', X=values)
+
+
+def test_halves_of_surrogate_pairs_are_no_text() -> None:
+    assert run(r'{{ "\ud800" }}{{ printf "%c" 0xdfff }}') == "\ufffd\ufffd"
+
+
+def test_texts_are_cut_by_bytes_as_they_are_counted() -> None:
+    assert run("{{ slice .X 0 (len .X) }}{{ slice .X 0 1 }}", X="éa") == "éa\ufffd"
+
+
+def test_a_template_of_many_lines_is_read_once() -> None:
+    with pytest.raises(TemplateError, match="line 5001"):
+        Template("{{ 1 }}\n" * 5000 + "{{ ? }}")
 
 
 def test_attributes_of_python_are_out_of_reach() -> None:
@@ -224,7 +255,9 @@ def test_telling_go_from_jinja(source: str, expected: bool) -> None:
     check(source)
 
 
-@pytest.mark.parametrize("source", ["{{ .X", "{% if %}", "{{ if .X }}"])
+@pytest.mark.parametrize(
+    "source", ["{{ .X", "{% if %}", "{{ if .X }}", "{{ " + "[" * 5000 + "]" * 5000 + " }}", "{{ " + "9" * 5000 + "x }}"]
+)
 def test_templates_are_checked_before_they_are_installed(source: str) -> None:
     with pytest.raises(TemplateError):
         check(source)

@@ -102,6 +102,25 @@ async def test_anonymous_tokens(hub: Hub, registry: Registry) -> None:
     assert registry.resolve("x").digest == f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
 
+@pytest.mark.parametrize("before", ["", 'Basic realm="s"\r\nWWW-Authenticate: '])
+async def test_challenges_without_quotes_and_beside_others(hub: Hub, registry: Registry, before: str) -> None:
+    hub.ollama("library/x", [("model", CONTENT)])
+    hub.serve("/token", json.dumps({"token": "t0ken"}).encode())
+    guard(hub, f"{hub.url}/token")
+    for resource in hub.resources.values():
+        resource.challenge = f"{before}Bearer Realm={hub.url}/token, service=s"
+    await pull(registry, "x")
+    assert [seen.path for seen in hub.requests_for("/token")] == ["/token?service=s"]
+
+
+@pytest.mark.parametrize("realm", ["https://[::1", "https://h:99999/", "/token"])
+async def test_a_realm_that_is_no_url(hub: Hub, registry: Registry, realm: str) -> None:
+    hub.ollama("library/x", [("model", CONTENT)])
+    guard(hub, realm)
+    with pytest.raises(PullError, match="refusing to follow"):
+        await pull(registry, "x")
+
+
 async def test_a_token_that_expires_is_replaced(hub: Hub, registry: Registry) -> None:
     hub.ollama("library/x", [("model", CONTENT)])  # three pieces
     hub.serve("/token", json.dumps({"token": "t0ken"}).encode())

@@ -4,14 +4,15 @@ A Network owns one client session."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import socket
 import ssl
 import time
 import urllib.request
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from types import TracebackType
 from typing import NamedTuple, Self
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -66,26 +67,24 @@ def host_and_port(url: str) -> str:
 class Network:
     def __init__(self, policy: NetworkPolicy) -> None:
         self.policy = policy
+        self._proxies = _proxies()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         policy = self.policy
         context = False if policy.insecure else ssl.create_default_context(cafile=policy.ca_file)
-        connector = aiohttp.TCPConnector(resolver=_GuardedResolver(policy), ssl=context, limit=32)
+        connector = aiohttp.TCPConnector(resolver=_GuardedResolver(policy, self._proxies), ssl=context, limit=32)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=policy.stall_s, sock_read=policy.stall_s)
         self._session = aiohttp.ClientSession(
             connector=connector,
             timeout=timeout,
-            trust_env=True,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": "barrel-inference", "Accept-Encoding": "identity"},
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, t: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._session is not None:
             await self._session.close()
 
@@ -103,7 +102,7 @@ class Network:
             if response.status not in (301, 302, 303, 307, 308) or location is None:
                 return response
             response.release()
-            url = urljoin(url, location)
+            url = _joined(url, location)
         raise PullError(f"more than {MAX_HOPS} redirects")
 
     async def read(
@@ -130,11 +129,14 @@ class Network:
         try:
             # what is quoted stays as it is: quoting it anew would break the signature of a signed URL
             target = URL(quote(url, safe=_NOT_QUOTED), encoded=True)
-            return await self._session.get(target, headers=headers, allow_redirects=False)
+            proxy = _proxy_for(target, self._proxies)
+            return await self._session.get(target, headers=headers, allow_redirects=False, proxy=proxy)
         except aiohttp.ClientConnectorCertificateError as error:  # no other try will be better
             raise PullError(f"{target.host}: {error.certificate_error}") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise transient(error, url) from None
+        except ValueError as error:  # a name that no resolver can be asked for, a token that no header can hold
+            raise PullError(f"cannot ask {urlsplit(url).hostname}: {error}") from None
 
 
 async def read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
@@ -159,7 +161,10 @@ def transient(error: BaseException, url: str) -> TransientError:
         # asyncio puts the address in the place of the reason
         reason = os.strerror(cause.errno or 0) if isinstance(cause, ConnectionError) else cause.strerror or cause
         return TransientError(f"{host} cannot be reached{through} ({reason})")
-    return TransientError(f"{host}: {str(error) or type(error).__name__}")
+    # what aiohttp says of an answer that it cannot take names the URL, which may be a proxy's with its password
+    text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+    words = "".join(char for char in " ".join(text.split()) if char.isprintable())
+    return TransientError(f"{host}: {words[:200] or type(error).__name__}")
 
 
 async def refusal(response: aiohttp.ClientResponse) -> PullError:
@@ -168,7 +173,7 @@ async def refusal(response: aiohttp.ClientResponse) -> PullError:
         text = (await response.content.read(MAX_ERROR_BODY)).decode("utf-8", "replace")
     except (aiohttp.ClientError, TimeoutError, OSError):
         text = ""
-    words = " ".join(text.split())[:200]
+    words = "".join(char for char in " ".join(text.split())[:200] if char.isprintable())
     message = f"{response.url.host} answered {response.status}" + (f": {words}" if words and "<" not in words else "")
     if response.status in RETRYABLE:
         error = TransientError(message, status=response.status)
@@ -190,10 +195,14 @@ def retry_after_s(value: str | None, now: float) -> float | None:
 
 def check_url(url: str, policy: NetworkPolicy) -> None:
     """Refuse what a redirect must never reach: other schemes, plain http, private addresses."""
-    parts = urlsplit(url)
+    try:
+        parts, pair = urlsplit(url), host_and_port(url)
+        url.encode()
+    except ValueError:
+        raise PullError(f"refusing to follow {url[:100]!r}, which is no URL") from None
     if parts.scheme not in _PORTS or not parts.hostname:
         raise PullError(f"refusing to follow {parts.scheme or 'a relative'}: URL {url[:100]!r}")
-    configured = host_and_port(url) in policy.private_hosts
+    configured = pair in policy.private_hosts
     if parts.scheme == "http" and not (policy.insecure or configured):
         raise PullError(f"refusing plain http to {parts.hostname}; allow it with --insecure")
     address = address_of(parts.hostname)
@@ -201,6 +210,13 @@ def check_url(url: str, policy: NetworkPolicy) -> None:
         return  # a name: the resolver checks every address it stands for
     if not (policy.allow_private or configured) and is_private(address):
         raise PullError(f"refusing the private address {address}")
+
+
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise PullError(f"refusing to follow {location[:100]!r}, which is no URL") from None
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -223,14 +239,33 @@ def is_private(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return not address.is_global or address.is_multicast
 
 
+def _proxies() -> dict[str, str]:
+    """The environment's proxy for each scheme, ``http://`` where it says none. We ask for them ourselves since aiohttp,
+    when it may, also sends the logins of ~/.netrc, which are for other programs and clash with our own."""
+    found = urllib.request.getproxies()
+    return {scheme: url if "://" in url else f"http://{url}" for scheme, url in found.items() if scheme in _PORTS}
+
+
+def _proxy_for(target: URL, proxies: Mapping[str, str]) -> URL | None:
+    """None where it goes there directly."""
+    if target.scheme not in proxies or urllib.request.proxy_bypass(target.host or ""):
+        return None
+    proxy = URL(proxies[target.scheme])
+    if proxy.scheme not in _PORTS or not proxy.host:
+        raise PullError(f"{target.scheme.upper()}_PROXY names no http:// or https:// proxy")
+    return proxy
+
+
 class _GuardedResolver(AbstractResolver):
     """Checks the very addresses that will be connected to, so that a name cannot be rebound in between."""
 
-    def __init__(self, policy: NetworkPolicy) -> None:
+    def __init__(self, policy: NetworkPolicy, proxies: Mapping[str, str]) -> None:
         self._policy = policy
         self._resolver = aiohttp.ThreadedResolver()
         # behind a proxy the proxy resolves; its own address is the operator's choice
-        self._trusted = policy.private_hosts | {host_and_port(proxy) for proxy in urllib.request.getproxies().values()}
+        self._trusted = set(policy.private_hosts)
+        with contextlib.suppress(ValueError):  # one that is no URL is refused when it is needed
+            self._trusted |= {host_and_port(proxy) for proxy in proxies.values()}
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET

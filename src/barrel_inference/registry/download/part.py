@@ -25,6 +25,7 @@ from barrel_inference.registry.locks import try_lock
 
 HEADER_BYTES = 4096
 MIN_PIECE, MAX_PIECE = 8 << 20, 64 << 20
+MAX_PIECES = 1 << 16  # of 4 TiB; larger files have larger pieces
 SPARE_BYTES = 64 << 20  # what a download leaves free on the disk
 _ROW = struct.Struct("<QQ")
 UNKNOWN_SIZE = 1 << 62
@@ -227,8 +228,9 @@ class Part:
 
 
 def piece_size(size: int) -> int:
-    """Large enough that a connection's round trip is cheap, small enough that hashing keeps close behind."""
-    return min(max(size // 64, MIN_PIECE), MAX_PIECE)
+    """Large enough that a connection's round trip is cheap, small enough that hashing keeps close behind; never so
+    small that a size which no disk holds, and any server may claim, makes more pieces than memory holds."""
+    return max(min(max(size // 64, MIN_PIECE), MAX_PIECE), -(-size // MAX_PIECES))
 
 
 def read_state(state_path: Path) -> list[tuple[int, int]]:

@@ -101,5 +101,10 @@ class Server:
         if response.status == 206 and (match is None or (match[1], match[2]) != ("0", "0")):
             raise PullError(f"{response.url.host} answers ranges wrongly")
         size = int(match[3]) if match else (0 if response.status == 416 else response.content_length)
-        headers = response.headers
-        return Version(size, headers.get("ETag"), headers.get("Last-Modified"), self._remote.digest)
+        return Version(size, _validator(response, "ETag"), _validator(response, "Last-Modified"), self._remote.digest)
+
+
+def _validator(response: aiohttp.ClientResponse, header: str) -> str | None:
+    """None also for one that cannot be remembered as text and sent back as it was."""
+    value = response.headers.get(header)
+    return value if value and value.isascii() and value.isprintable() else None

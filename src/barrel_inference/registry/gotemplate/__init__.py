@@ -62,3 +62,5 @@ def check(source: str) -> None:
         jinja2.Environment().parse(source)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"template error: line {error.lineno}: {error.message}") from None
+    except (RecursionError, ValueError) as error:  # nested too deeply, a number with too many digits
+        raise TemplateError(f"template error: {error}") from None

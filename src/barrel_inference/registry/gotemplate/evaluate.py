@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from barrel_inference.errors import TemplateError
-from barrel_inference.registry.gotemplate.functions import functions, is_true, to_text
+from barrel_inference.registry.gotemplate.functions import cost, functions, is_true, to_text
 from barrel_inference.registry.gotemplate.parse import (
     Branch,
     Call,
@@ -26,6 +26,7 @@ from barrel_inference.registry.gotemplate.scan import Text
 
 MAX_STEPS = 500_000  # a thousand messages take about 50,000, and a second
 MAX_OUTPUT_CHARS = 64 << 20
+STEP_CHARS = 512  # of a function's arguments and result; so many count as a step
 MAX_DEPTH = 32
 
 
@@ -61,6 +62,8 @@ class Evaluator:
             pass
         except _Jump:
             raise TemplateError("break or continue outside a range") from None
+        except RecursionError:
+            raise TemplateError("the template is nested too deeply") from None
         return "".join(self._output)
 
     def _run(self, nodes: tuple[Node, ...], dot: Any) -> None:
@@ -117,8 +120,10 @@ class Evaluator:
         if self._depth > MAX_DEPTH:
             raise TemplateError(f"templates include each other deeper than {MAX_DEPTH}")
         outer, self._scopes = self._scopes, [{"$": dot}]
-        self._run(self._tree.defines[name], dot)
-        self._scopes = outer
+        try:
+            self._run(self._tree.defines[name], dot)
+        finally:
+            self._scopes = outer
         self._depth -= 1
 
     # ---- values
@@ -157,11 +162,15 @@ class Evaluator:
         function = self._functions.get(call.function)
         if function is None:
             raise TemplateError(f"line {call.line}: function {call.function!r} is not defined")
+        arguments = (*(self._operand(operand, dot) for operand in rest), *given)
         try:
-            return function(*(self._operand(operand, dot) for operand in rest), *given)
+            self._pay(cost(call.function, arguments))
+            result = function(*arguments)
+            self._pay(len(result) if isinstance(result, str) else 0)
+            return result
         except TemplateError as error:
             raise TemplateError(f"line {call.line}: {error.message}") from None
-        except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise TemplateError(f"line {call.line}: {call.function}: wrong arguments ({error})") from None
 
     def _and_or(self, is_and: bool, rest: list[Operand], dot: Any, given: tuple[Any, ...]) -> Any:
@@ -204,8 +213,12 @@ class Evaluator:
 
     # ---- limits
 
-    def _step(self) -> None:
-        self._steps += 1
+    def _pay(self, chars: int) -> None:
+        """What a function has to read and what it has made, so that texts cannot grow without end."""
+        self._step(chars // STEP_CHARS)
+
+    def _step(self, count: int = 1) -> None:
+        self._steps += count
         if self._steps > MAX_STEPS:
             raise TemplateError(f"the template takes more than {MAX_STEPS} steps")
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
 
 from barrel_inference.errors import TemplateError
+from barrel_inference.registry.gotemplate.scan import character
 
-MAX_PRINTF_WIDTH = 1000
+MAX_PRINTF_WIDTH = 1000  # and precision, of all verbs of one format
+_ITEM_CHARS = 32  # what an item of a list or a verb of a format counts as
+_WRITING = frozenset({"print", "println", "printf", "json"})  # what writes lists and objects out
 
-_VERB = re.compile(r"%([-+# 0]*)(\d*)(?:\.(\d+))?([a-zA-Z%])")
+_VERB = re.compile(r"%([-+# 0]*)([0-9]{0,9})(?:\.([0-9]{1,9}))?([a-zA-Z%])")
 
 
 def to_text(value: Any) -> str:
@@ -30,6 +34,8 @@ def to_text(value: Any) -> str:
         case list() | tuple():
             structured = any(isinstance(item, (dict, list, tuple)) for item in value)
             return to_json(value) if structured else "[" + " ".join(to_text(item) for item in value) + "]"
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
         case float() if value == int(value) and abs(value) < 1e21:
             return str(int(value))
     return str(value)
@@ -47,6 +53,21 @@ def is_true(value: Any) -> bool:
     return bool(value)
 
 
+def cost(function: str, arguments: tuple[Any, ...]) -> int:
+    """Characters that a call has to go through, about; known before it is made."""
+    total, left = 0, list(arguments)
+    if function == "printf":
+        total += _ITEM_CHARS * sum(each.count("%") for each in arguments if isinstance(each, str))
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            total += len(each)
+        elif function in _WRITING and isinstance(each, (dict, list, tuple)):
+            total += _ITEM_CHARS * len(each)
+            left += [*each, *each.values()] if isinstance(each, dict) else each
+    return total
+
+
 def _index(value: Any, *keys: Any) -> Any:
     for key in keys:
         if isinstance(value, dict):
@@ -59,6 +80,8 @@ def _index(value: Any, *keys: Any) -> Any:
 
 
 def _slice(value: Any, *bounds: int) -> Any:
+    if isinstance(value, str):  # by bytes, as len counts them
+        return _slice(value.encode(), *bounds).decode("utf-8", "replace")
     start, end = (*bounds, *(0, len(value))[len(bounds) :])[:2]
     if not 0 <= start <= end <= len(value):
         raise TemplateError(f"slice: {start}:{end} is out of range")
@@ -90,6 +113,8 @@ def _length(value: Any) -> int:
 
 
 def _printf(form: str, *values: Any) -> str:
+    if sum(int(digits) for verb in _VERB.finditer(form) for digits in verb.groups()[1:3] if digits) > MAX_PRINTF_WIDTH:
+        raise TemplateError(f"printf: width over {MAX_PRINTF_WIDTH}")
     rest = iter(values)
     return _VERB.sub(lambda match: _format_verb(match, rest), form)
 
@@ -98,8 +123,6 @@ def _format_verb(match: re.Match[str], values: Any) -> str:
     flags, width, precision, verb = match.groups()
     if verb == "%":
         return "%"
-    if int(width or 0) > MAX_PRINTF_WIDTH or int(precision or 0) > MAX_PRINTF_WIDTH:
-        raise TemplateError(f"printf: width over {MAX_PRINTF_WIDTH}")
     try:
         value = next(values)
     except StopIteration:
@@ -119,7 +142,7 @@ def _verb_text(verb: str, value: Any, precision: str | None) -> str:
         case "x" if isinstance(value, int):
             return f"{value:x}"
         case "c" if isinstance(value, int):
-            return chr(value) if 0 <= value <= 0x10FFFF else "\ufffd"
+            return character(value)
     text = to_text(value)
     return text[: int(precision)] if precision and verb == "s" else text
 

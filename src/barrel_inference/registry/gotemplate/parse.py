@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ from barrel_inference.errors import TemplateError
 from barrel_inference.registry.gotemplate.scan import Text, Token, scan, unquote
 
 MAX_DEPTH = 64
+MAX_DIGITS = 100
+MAX_NUMBER = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,10 @@ class Tree:
 
 def parse(source: str) -> Tree:
     """``TemplateError`` names the line of what Go's own parser would refuse."""
-    return _Parser(source).parse()
+    try:
+        return _Parser(source).parse()
+    except RecursionError:
+        raise TemplateError("the template is nested too deeply") from None
 
 
 class _Parser:
@@ -259,10 +265,19 @@ def _literal(token: Token) -> Any:
             return token.text[1:-1]
         case "char":
             return ord(unquote(token.text)[:1] or "\0")
+    return _number(token)
+
+
+def _number(token: Token) -> int | float:
     text = token.text.lower()
-    if "x" in text:
-        return int(text, 16)
-    return float(text) if "." in text or "e" in text else int(text)
+    if len(text) <= MAX_DIGITS:
+        if "x" not in text and ("." in text or "e" in text):
+            value: int | float = float(text)
+        else:
+            value = int(text, 16 if "x" in text else 10)
+        if math.isfinite(value) and (isinstance(value, float) or -MAX_NUMBER <= value < MAX_NUMBER):
+            return value
+    raise TemplateError(f"line {token.line}: the number {text[:20]} is too large")
 
 
 def _fields_of(node: Node | Pipeline | Operand) -> Iterator[str]:

@@ -15,7 +15,13 @@ import msgspec
 
 from barrel_inference.errors import InvalidNameError, PullError, UnsupportedError
 from barrel_inference.registry.blobs import require_digest
-from barrel_inference.registry.download.network import Credential, TransientError, host_and_port, origin_of
+from barrel_inference.registry.download.network import (
+    Credential,
+    TransientError,
+    check_url,
+    host_and_port,
+    origin_of,
+)
 from barrel_inference.registry.download.server import Remote
 from barrel_inference.registry.names import DEFAULT_HOST, Spec, parse_digest
 from barrel_inference.registry.sources import MAX_TEXT_BYTES, Artifact, Context, Resolution, Role, understood
@@ -25,7 +31,7 @@ MAX_LAYERS = 1000
 _PREFIX = "application/vnd.ollama.image."
 _ROLES: dict[str, Role] = {"model": "model", "projector": "projector", "adapter": "adapter"}
 _TEXTS = ("template", "prompt", "system", "params", "messages", "license")
-_CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+_CHALLENGE = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s",]+))')
 
 
 class _Layer(msgspec.Struct, rename="camel"):
@@ -155,16 +161,18 @@ def _refused(status: int, spec: Spec) -> PullError:
 
 async def _authorize(response: aiohttp.ClientResponse, url: str, context: Context) -> Credential | None:
     """Answer a 401: a token, anonymous unless a login is configured for the very host that asks, or Basic."""
-    scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
+    offers = [offer.partition(" ") for offer in response.headers.getall("WWW-Authenticate", [])]
+    scheme, _, rest = min(offers, key=lambda offer: offer[0].lower() != "bearer", default=("", "", ""))
     if scheme.lower() == "basic":
         login = _login(url, context)
         return Credential(origin_of(url), login.header) if login else None
-    challenge = dict(_CHALLENGE.findall(rest))
+    challenge = {name.lower(): quoted or plain for name, quoted, plain in _CHALLENGE.findall(rest)}
     realm = challenge.pop("realm", "")
     if scheme.lower() != "bearer" or not realm:
         return None
     query = urlencode({key: value for key, value in challenge.items() if key in ("service", "scope")})
     realm += ("&" if "?" in realm else "?") + query
+    check_url(realm, context.network.policy)
     answer, body = await context.network.read(realm, MAX_TEXT_BYTES, credential=_login(realm, context))
     if answer.status != 200:
         raise PullError(f"no access token from {urlsplit(realm).hostname} ({answer.status})", status=answer.status)
