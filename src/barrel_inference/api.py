@@ -21,7 +21,7 @@ import msgspec
 
 from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.aio.model import AsyncModel
-from barrel_inference.aio.params import Messages, Prompt
+from barrel_inference.aio.params import Messages, Prompt, StrPath
 from barrel_inference.aio.runtime import AsyncRuntime, OnProgress
 from barrel_inference.aio.stream import Streaming
 from barrel_inference.chat.events import Answer, Event
@@ -282,10 +282,10 @@ class Cache:
     def verify(self, *, tier: str | None = None) -> Scrubbed:
         return self._run(lambda cache: cache.verify(tier=tier))
 
-    def export(self, model_id: str, prompt: Prompt, file: str | os.PathLike[str], *, salt: str = "") -> Moved:
+    def export(self, model_id: str, prompt: Prompt, file: StrPath, *, salt: str = "") -> Moved:
         return self._run(lambda cache: cache.export(model_id, prompt, file, salt=salt))
 
-    def import_(self, file: str | os.PathLike[str], *, tier: str | None = None) -> Moved:
+    def import_(self, file: StrPath, *, tier: str | None = None) -> Moved:
         return self._run(lambda cache: cache.import_(file, tier=tier))
 
     def _run(self, ask: Callable[[AsyncCache], Coroutine[Any, Any, T]]) -> T:
@@ -329,7 +329,7 @@ class Runtime:
     def unload(self, model_id: str, *, drain_s: float = 0.0) -> None:
         self._loop.run(self._runtime.unload(model_id, drain_s=drain_s))
 
-    def start_tier(self, name: str, kind: TierKind, path: str | os.PathLike[str], quota_bytes: int) -> TierInfo:
+    def start_tier(self, name: str, kind: TierKind, path: StrPath, quota_bytes: int) -> TierInfo:
         return self._loop.call(self._runtime.start_tier, name, kind, path, quota_bytes)
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -401,6 +401,6 @@ def stream(model_id: str, prompt: Prompt, **options: Any) -> Stream:
     return runtime().model(model_id).stream(prompt, **options)
 
 
-def start_tier(name: str, kind: TierKind, path: str | os.PathLike[str], quota_bytes: int) -> TierInfo:
+def start_tier(name: str, kind: TierKind, path: StrPath, quota_bytes: int) -> TierInfo:
     """Open a directory as a tier that later loads read from and may save to (``tier=kind, tier_srv=name``)."""
     return runtime().start_tier(name, kind, path, quota_bytes)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from barrel_inference.types import Exactness, TierKind
+from barrel_inference.types import Exactness, Fraction, TierKind
 
 KvType = Literal["f16", "f32", "bf16", "q4_0", "q5_0", "q5_1", "q8_0"]
 WeightResidency = Literal["eager", "lazy", "pinned", "lazy_then_pin_resident"]
@@ -18,12 +18,13 @@ PressureSource = Literal["none", "system", "nvidia_smi"]
 Natural = Annotated[int, Meta(ge=0, le=2**40)]
 Positive = Annotated[int, Meta(ge=1, le=2**40)]
 Bytes = Annotated[int, Meta(ge=0, le=2**60)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Factor = Annotated[float, Meta(ge=0, le=1e12)]  # bounds keep nan and infinity out
 ApiKey = Annotated[str, Meta(pattern=r"^[!-~]{8,}\Z")]  # what an HTTP header carries as it is
 LoraScale = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
+BACKENDS = ("llama", "stub")
+BACKEND_GROUP = "barrel_inference.backends"  # entry points of third parties
 BLOCK_TOKENS = 64
 MAX_SEQUENCES = 255  # llama.cpp allows 256, of which one is scratch: states are read from a copy
 MAX_DEVICES = 16  # llama_max_devices(): GGML_MAX_DEVICES of every build

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from barrel_inference.aio.params import Prompt, check_prompt, check_seconds, check_text
+from barrel_inference.aio.params import Prompt, StrPath, check_prompt, check_seconds, check_text
 from barrel_inference.aio.tiers import Tiers
 from barrel_inference.errors import TierUnknownError
 from barrel_inference.kvcache.tier import Tier
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from barrel_inference.aio.model import AsyncModel
     from barrel_inference.kvcache.admin.archive import Moved
     from barrel_inference.kvcache.admin.content import NamespaceStats, Removed, Scrubbed
-
-Path_ = str | os.PathLike[str]
 
 
 class AsyncCache:
@@ -84,7 +81,7 @@ class AsyncCache:
 
         return await asyncio.to_thread(content.verify, self._chosen(tier))
 
-    async def export(self, model_id: str, prompt: Prompt, file: Path_, *, salt: str = "") -> Moved:
+    async def export(self, model_id: str, prompt: Prompt, file: StrPath, *, salt: str = "") -> Moved:
         """Write all that is stored of a prompt to one file. Raises CacheError."""
         from barrel_inference.kvcache.admin.archive import Moved  # tarfile is slow to import
 
@@ -93,7 +90,7 @@ class AsyncCache:
         moved = await call("cache_export", prompt=check_prompt(prompt), salt=check_text(salt), path=path)
         return msgspec.convert(moved, Moved)
 
-    async def import_(self, file: Path_, *, tier: str | None = None) -> Moved:
+    async def import_(self, file: StrPath, *, tier: str | None = None) -> Moved:
         """Put an exported file's objects into a tier (the automatic one). Raises CacheError."""
         from barrel_inference.kvcache.admin import archive
 

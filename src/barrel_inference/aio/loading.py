@@ -11,15 +11,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from barrel_inference.config import LoadArguments, LoadOptions, RuntimeConfig
+from barrel_inference.config import BACKEND_GROUP, BACKENDS, LoadArguments, LoadOptions, RuntimeConfig
 from barrel_inference.errors import ConfigError, InvalidModelError
 from barrel_inference.fingerprint import Fingerprints
 from barrel_inference.kvcache import policy
 from barrel_inference.options import build, nearest
 from barrel_inference.registry import Registry, gguf
 
-BACKENDS = ("llama", "stub")
-BACKEND_GROUP = "barrel_inference.backends"
 _FULL_PRECISION = ("f16", "f32", "bf16")
 
 

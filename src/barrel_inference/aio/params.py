@@ -3,6 +3,7 @@ seeds and ids."""
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,6 +19,7 @@ from barrel_inference.types import CacheMode, Constraint, Exactness, Message, On
 T = TypeVar("T")
 
 Prompt = str | Sequence[int]
+StrPath = str | os.PathLike[str]
 Messages = Sequence[Message | Mapping[str, Any]]
 
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.aio.model import AsyncModel
-from barrel_inference.aio.params import Prompt, check_seconds
+from barrel_inference.aio.params import Prompt, StrPath, check_seconds
 from barrel_inference.aio.stream import AsyncStream
 from barrel_inference.aio.tiers import Tiers, tier_info
 from barrel_inference.config import LoadArguments, RuntimeConfig, TierSpec
@@ -28,13 +27,19 @@ from barrel_inference.options import build, nearest
 from barrel_inference.types import Completion, ModelInfo, TierInfo, TierKind
 from barrel_inference.worker.memory import MemoryReader, PsutilMemory
 from barrel_inference.worker.messages import NeedRoom, Progress, Room, Touched
-from barrel_inference.worker.supervisor import Supervisor, add
+from barrel_inference.worker.supervisor import Supervisor, summed
 
 MAX_ID_LENGTH = 200
 
 _log = logging.getLogger(__name__)
 
 OnProgress = Callable[[str, float], None]
+
+
+class _Loaded(NamedTuple):
+    model: AsyncModel
+    supervisor: Supervisor
+    held: ExitStack  # leases on its installed files
 
 
 class AsyncRuntime:
@@ -61,10 +66,8 @@ class AsyncRuntime:
         self._memory = PsutilMemory() if memory is None else memory
         self._tiers = Tiers(self.config, self._memory, on_room=self._on_room, memory_pressure=memory_pressure)
         self._fingerprints = Fingerprints(_cache_dir(self.config) / "fingerprints.json")
-        self._models: dict[str, AsyncModel | None] = {}  # None: being loaded
-        self._supervisors: dict[str, Supervisor] = {}
         self._registry = Registry.configured(self.config)
-        self._held: dict[str, ExitStack] = {}  # leases on installed files, of each loaded model
+        self._models: dict[str, _Loaded | None] = {}  # None: being loaded
         self._past: dict[str, dict[str, float]] = {}  # counters of the models that were unloaded
         self._unloading: dict[Supervisor, asyncio.Task[None]] = {}
         self.cache = AsyncCache(self._tiers, self.model, self._counters)
@@ -81,8 +84,8 @@ class AsyncRuntime:
         NotLoadedError."""
         self._closed = True
         self._fingerprints.close()
-        for model_id in list(self._supervisors):
-            self._begin_to_unload(model_id, 0.0)
+        for each in self._loaded():
+            self._begin_to_unload(each, 0.0)
         await asyncio.gather(*self._unloading.values(), *(_stop(each, 0.0) for each in self._unloading))
         self._tiers.close()
 
@@ -115,8 +118,8 @@ class AsyncRuntime:
             with ExitStack() as held:
                 files = [] if path is None else [path, *(Path(lora) for lora, _ in arguments.lora)]
                 held.enter_context(self._registry.hold_files(*files))
-                self._models[model_id] = await self._start_worker(model_id, arguments, path, on_progress)
-                self._held[model_id] = held.pop_all()
+                supervisor = await self._start_worker(model_id, arguments, path, on_progress)
+                self._models[model_id] = _Loaded(AsyncModel(supervisor), supervisor, held.pop_all())
         finally:
             if self._models.get(model_id) is None:
                 self._models.pop(model_id, None)
@@ -124,7 +127,7 @@ class AsyncRuntime:
 
     async def _start_worker(
         self, model_id: str, arguments: LoadArguments, path: Path | None, on_progress: OnProgress | None
-    ) -> AsyncModel:
+    ) -> Supervisor:
         from barrel_inference.aio import loading
 
         options = await asyncio.to_thread(loading.resolve, model_id, arguments, path, self._fingerprints)
@@ -144,8 +147,7 @@ class AsyncRuntime:
             self._require_open()
         for warning in info.warnings:
             _log.warning("model %s: %s", model_id, warning)
-        self._supervisors[model_id] = supervisor
-        return AsyncModel(supervisor)
+        return supervisor
 
     def _require_open(self) -> None:
         if self._closed:
@@ -172,24 +174,31 @@ class AsyncRuntime:
 
     def model(self, model_id: str) -> AsyncModel:
         """Raises NotLoadedError."""
-        model = self._models.get(model_id)
-        if model is None:
+        return self._get(model_id).model
+
+    def _get(self, model_id: str) -> _Loaded:
+        loaded = self._models.get(model_id)
+        if loaded is None:
             state = "is still being loaded" if model_id in self._models else "is not loaded"
             hint = nearest(model_id, self._models) if self._models else ""
             raise NotLoadedError(f"model {model_id!r} {state}{hint}", id=model_id)
-        return model
+        return loaded
+
+    def _loaded(self) -> list[_Loaded]:
+        return [each for each in self._models.values() if each is not None]
 
     def models(self) -> list[ModelInfo]:
-        return [model.info() for model in self._models.values() if model is not None]
+        return [each.model.info() for each in self._loaded()]
 
     async def unload(self, model_id: str, *, drain_s: float = 0.0) -> None:
         """Let running requests go on for ``drain_s``, then cancel them; save what is unsaved (at most the policy's
         evict_save_timeout_ms); end the process. Cancelling this call does not stop it. Raises NotLoadedError."""
-        self.model(model_id)
-        await asyncio.shield(self._begin_to_unload(model_id, check_seconds("drain_s", drain_s)))
+        loaded = self._get(model_id)
+        await asyncio.shield(self._begin_to_unload(loaded, check_seconds("drain_s", drain_s)))
 
-    def _begin_to_unload(self, model_id: str, drain_s: float) -> asyncio.Task[None]:
-        supervisor, held = self._supervisors.pop(model_id), self._held.pop(model_id)
+    def _begin_to_unload(self, loaded: _Loaded, drain_s: float) -> asyncio.Task[None]:
+        model, supervisor, held = loaded
+        model_id = model.id
         del self._models[model_id]
 
         async def work() -> None:
@@ -198,7 +207,7 @@ class AsyncRuntime:
                     await _stop(supervisor, drain_s)
             finally:
                 del self._unloading[supervisor]
-                self._past[model_id] = add(self._past.get(model_id, {}), supervisor.counters())
+                self._past[model_id] = summed(self._past.get(model_id, {}), supervisor.counters())
 
         self._unloading[supervisor] = task = asyncio.create_task(work(), name=f"unload {model_id}")
         return task
@@ -211,7 +220,7 @@ class AsyncRuntime:
 
     # ---- tiers and cache
 
-    def start_tier(self, name: str, kind: TierKind, path: str | os.PathLike[str], quota_bytes: int) -> TierInfo:
+    def start_tier(self, name: str, kind: TierKind, path: StrPath, quota_bytes: int) -> TierInfo:
         """Open a directory as a tier that later loads read from and may save to; models that are loaded already keep
         the tiers they were loaded with. Raises ConfigError or TierUnusableError."""
         from barrel_inference.aio import loading
@@ -223,9 +232,9 @@ class AsyncRuntime:
 
     def _counters(self) -> dict[str, dict[str, float]]:
         found = dict(self._past)
-        for supervisor in (*self._supervisors.values(), *self._unloading):
+        for supervisor in (*(each.supervisor for each in self._loaded()), *self._unloading):
             model_id = supervisor.options.id
-            found[model_id] = add(found.get(model_id, {}), supervisor.counters())
+            found[model_id] = summed(found.get(model_id, {}), supervisor.counters())
         return found
 
     def _observe(self, message: Progress | NeedRoom | Touched, on_progress: OnProgress | None) -> None:
@@ -244,8 +253,8 @@ class AsyncRuntime:
             self._loop.call_soon_threadsafe(self._tell_workers, Room(tier))
 
     def _tell_workers(self, message: Room) -> None:
-        for supervisor in self._supervisors.values():
-            supervisor.send(message)
+        for each in self._loaded():
+            each.supervisor.send(message)
 
 
 async def _stop(supervisor: Supervisor, drain_s: float) -> None:

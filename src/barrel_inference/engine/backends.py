@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from barrel_inference.config import LoadOptions
+from barrel_inference.config import BACKEND_GROUP, BACKENDS, LoadOptions
 from barrel_inference.engine.backend import Backend
 from barrel_inference.errors import ConfigError
 
-GROUP = "barrel_inference.backends"
 OnProgress = Callable[[float], None]
 
 
@@ -29,10 +28,10 @@ def open_backend(options: LoadOptions, on_progress: OnProgress) -> Backend:
 
 
 def _third_party(name: str, options: LoadOptions, on_progress: OnProgress) -> Backend:
-    found = entry_points(group=GROUP)
+    found = entry_points(group=BACKEND_GROUP)
     for entry in found:
         if entry.name == name:
             backend: Backend = entry.load()(options, on_progress)
             return backend
-    known = ", ".join(["llama", "stub", *(entry.name for entry in found)])
+    known = ", ".join([*BACKENDS, *(entry.name for entry in found)])
     raise ConfigError(f"unknown backend {name!r}; known: {known}", option="backend", value=name, allowed=known)

@@ -113,7 +113,8 @@ class Flight(Pending):
         if message.error is not None:
             self.fail(from_dict(message.error))
         elif message.chunk is not None and self._is_recall(message.chunk):
-            self.is_acquitted, self.sent, self.is_running, self._is_recalled = True, False, False, False
+            self._is_recalled = self.sent = self.is_running = False
+            self.is_acquitted = True
         elif message.chunk is not None and not self.done:
             self._deliver(message.chunk)
 

@@ -43,8 +43,8 @@ class Cancel(Msg, frozen=True):
 
 
 class Call(Msg, frozen=True):
-    """Ask something that is not a generation; answered by one ``Reply``. ``op``: see worker.__main__ (tokenize,
-    detokenize, embed, cache_*, ...)."""
+    """Ask something that is not a generation; answered by one ``Reply``. ``op``: see worker.child.calls
+    (tokenize, detokenize, embed, cache_*, …)."""
 
     call_id: int
     op: str

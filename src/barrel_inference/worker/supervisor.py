@@ -63,7 +63,7 @@ def backoff_s(short_lives: int) -> float:
     return 0.0 if short_lives <= 1 else min(MAX_BACKOFF_S, 0.5 * 2 ** (short_lives - 2))
 
 
-def add(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
+def summed(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
     """Counters of two workers as those of one."""
     return {key: first.get(key, 0) + second.get(key, 0) for key in first | second}
 
@@ -183,7 +183,7 @@ class Supervisor:
             life.process.kill()  # its end of the socket is closed: nothing it still does is of use
         epitaph = await life.end()
         self._life = None
-        self._past = add(self._past, self._counters)
+        self._past = summed(self._past, self._counters)
         self._counters = {}
         lived_s = self._clock() - self._born
         self._short_lives = 1 if lived_s >= HEALTHY_LIFE_S else self._short_lives + 1
@@ -282,7 +282,7 @@ class Supervisor:
 
     def counters(self) -> dict[str, float]:
         """Over all workers of this model."""
-        return add(self._past, self._counters)
+        return summed(self._past, self._counters)
 
     def _launch(self, request: Request) -> Flight:
         self._require_usable()
