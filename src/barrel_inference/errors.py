@@ -4,7 +4,7 @@ to each HTTP dialect.
 BarrelError                     internal
 ├── ConfigError                 invalid_option        option, value, allowed
 ├── ModelError
-│   ├── InvalidModelError          invalid_model_file    missing, not GGUF, malformed, truncated
+│   ├── InvalidModelError       invalid_model_file    missing, not GGUF, malformed, truncated
 │   ├── LoadError               load_failed           the worker could not become ready
 │   ├── AlreadyLoadedError      already_loaded
 │   ├── NotLoadedError          not_loaded

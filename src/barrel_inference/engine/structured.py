@@ -1,6 +1,6 @@
 """Constrained output through llguidance: JSON schema, regex, Lark, GBNF, choices.
 
-``Structured`` is shared by the reader threads, which compile (a lock guards tokenizer and memo); a ``Mask`` belongs to
+``Structured`` compiles on any thread (a lock guards tokenizer and memo), so not on the engine's; a ``Mask`` belongs to
 one request and the engine thread.
 """
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp
+from numpy.typing import NDArray
 
 __all__ = ["build", "features", "float_view", "lib", "log_tail"]
-from numpy.typing import NDArray
 
 lib: Any = llama_cpp  # ctypes: nothing in it has a type that could be checked
 
