@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from barrel_inference.errors import DecodeError
 from barrel_inference.types import Sampling
 
 
@@ -148,3 +149,20 @@ class Backend(Protocol):
         """Measured at most every few seconds. Any thread."""
 
     def close(self) -> None: ...
+
+
+def check_batch(slices: list[Slice], info: BackendInfo) -> None:
+    """What holds for the batches of every backend; DecodeError otherwise."""
+    n_tokens = sum(len(piece.tokens) for piece in slices)
+    if not 0 < n_tokens <= info.n_batch:
+        raise DecodeError(f"a batch of {n_tokens} tokens; 1 to {info.n_batch} are possible")
+    for piece in slices:
+        check_seq(piece.seq, info)
+        if not piece.tokens or min(piece.tokens) < 0 or max(piece.tokens) >= info.n_vocab:
+            raise DecodeError(f"token ids must be in [0, {info.n_vocab}) and at least one")
+
+
+def check_seq(seq: int, info: BackendInfo) -> None:
+    """A request's sequence or the scratch; DecodeError otherwise."""
+    if not 0 <= seq <= info.n_seq_max:
+        raise DecodeError(f"sequence id {seq} is outside [0, {info.n_seq_max}]")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from barrel_inference.config import LoadOptions, ModelOpts
-from barrel_inference.engine.backend import DecodeStatus, Sampler, Slice, WeightsInMemory
+from barrel_inference.engine.backend import DecodeStatus, Sampler, Slice, WeightsInMemory, check_batch, check_seq
 from barrel_inference.engine.llama.batch import Batch
 from barrel_inference.engine.llama.binding import float_view, lib, log_tail
 from barrel_inference.engine.llama.context import open_context
@@ -104,13 +104,8 @@ class LlamaBackend:
         """What llama.cpp would answer with an abort, or with a KV that is silently wrong."""
         if self._context is None:
             raise NoWeightsError("this model was loaded with vocab_only")
-        n_tokens = sum(len(piece.tokens) for piece in slices)
-        if not 0 < n_tokens <= self.info.n_batch:
-            raise DecodeError(f"a batch of {n_tokens} tokens; 1 to {self.info.n_batch} are possible")
+        check_batch(slices, self.info)
         for piece in slices:
-            self._check_seq(piece.seq)
-            if not piece.tokens or min(piece.tokens) < 0 or max(piece.tokens) >= self.info.n_vocab:
-                raise DecodeError(f"token ids must be in [0, {self.info.n_vocab}) and at least one")
             self._check_start(piece.seq, piece.start)
 
     def _check_start(self, seq: int, start: int) -> None:
@@ -125,10 +120,6 @@ class LlamaBackend:
         needed = start // n_swa * n_swa if is_chunked else max(0, start - n_swa + 1)
         if int(lib.llama_memory_seq_pos_min(self._memory, seq)) > needed:
             raise DecodeError(f"sequence {seq} has lost the window before position {start}")
-
-    def _check_seq(self, seq: int) -> None:
-        if not 0 <= seq <= self.scratch:
-            raise DecodeError(f"sequence id {seq} is outside [0, {self.scratch}]")
 
     def _last_position(self, seq: int) -> int:
         return int(lib.llama_memory_seq_pos_max(self._memory, seq)) if self._memory else -1
@@ -156,31 +147,31 @@ class LlamaBackend:
     # ---- memory
 
     def seq_copy(self, src: int, dst: int, start: int, stop: int) -> None:
-        self._check_seq(src)
-        self._check_seq(dst)
+        check_seq(src, self.info)
+        check_seq(dst, self.info)
         if self._memory and src != dst:
             lib.llama_memory_seq_cp(self._memory, src, dst, start, stop)
 
     def seq_remove(self, seq: int, start: int, stop: int) -> bool:
-        self._check_seq(seq)
+        check_seq(seq, self.info)
         return not self._memory or bool(lib.llama_memory_seq_rm(self._memory, seq, start, stop))
 
     def seq_bounds(self, seq: int) -> tuple[int, int]:
-        self._check_seq(seq)
+        check_seq(seq, self.info)
         if not self._memory:
             return (-1, -1)
         return int(lib.llama_memory_seq_pos_min(self._memory, seq)), self._last_position(seq)
 
     def state_size(self, seq: int) -> int:
-        self._check_seq(seq)
+        check_seq(seq, self.info)
         return int(lib.llama_state_seq_get_size(self._context, seq))
 
     def state_read(self, seq: int, into: memoryview) -> int:
-        self._check_seq(seq)
+        check_seq(seq, self.info)
         return int(lib.llama_state_seq_get_data(self._context, _bytes_of(into), len(into), seq))
 
     def state_write(self, seq: int, blob: memoryview) -> bool:
-        self._check_seq(seq)
+        check_seq(seq, self.info)
         lib.llama_memory_seq_rm(self._memory, seq, -1, -1)  # an empty blob succeeds without clearing
         if not len(blob):
             return False

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from barrel_inference.config import LoadOptions
-from barrel_inference.engine.backend import BackendInfo, DecodeStatus, Sampler, Slice, WeightsInMemory
+from barrel_inference.engine.backend import BackendInfo, DecodeStatus, Sampler, Slice, WeightsInMemory, check_batch
 from barrel_inference.engine.stub.vocabulary import N_VOCAB, StubVocabulary
 from barrel_inference.errors import ConfigError, ContextExceededError, DecodeError, LoadError, NoWeightsError
 from barrel_inference.types import Sampling
@@ -86,7 +86,7 @@ class StubBackend:
 
     def decode(self, slices: list[Slice], budget_s: float | None) -> DecodeStatus:
         n_tokens = sum(len(piece.tokens) for piece in slices)
-        self._check(slices, n_tokens)
+        self._check(slices)
         self._steps += 1
         delay_s = (self._faults.delay_ms + n_tokens * self._faults.token_delay_ms) / 1000
         if delay_s:
@@ -105,21 +105,13 @@ class StubBackend:
         self._logits = [self._extend(piece) for piece in slices]
         return DecodeStatus.OK
 
-    def _check(self, slices: list[Slice], n_tokens: int) -> None:
+    def _check(self, slices: list[Slice]) -> None:
         if self.info.vocab_only:
             raise NoWeightsError("this model was loaded with vocab_only")
-        if not 0 < n_tokens <= self.info.n_batch:
-            raise DecodeError(f"a batch of {n_tokens} tokens; 1 to {self.info.n_batch} are possible")
+        check_batch(slices, self.info)
         for piece in slices:
-            self._check_seq(piece.seq)
-            if not piece.tokens or min(piece.tokens) < 0 or max(piece.tokens) >= N_VOCAB:
-                raise DecodeError(f"token ids must be in [0, {N_VOCAB}) and at least one")
             if self._held[piece.seq].end != piece.start:
                 raise DecodeError(f"sequence {piece.seq} ends at {self._held[piece.seq].end}, not {piece.start}")
-
-    def _check_seq(self, seq: int) -> None:
-        if not 0 <= seq <= self.scratch:
-            raise DecodeError(f"sequence id {seq} is outside [0, {self.scratch}]")
 
     def _extend(self, piece: Slice) -> NDArray[np.float32] | None:
         rows = self._held[piece.seq]
