@@ -95,8 +95,9 @@ def test_a_modelfile_cannot_name_files_of_this_machine(run: Run, file: Path, tmp
     assert done.returncode != 0 and done.stderr.splitlines()[-1].startswith("error: ")
 
 
-def test_what_is_only_here_says_so(run: Run) -> None:
-    done = run("verify")
+@pytest.mark.parametrize("command", [("verify",), ("cache", "clear"), ("cache", "pin", "x", "hi")])
+def test_what_is_only_here_says_so(run: Run, command: tuple[str, ...]) -> None:
+    done = run(*command)
     assert done.returncode == EXIT_REFUSED
     assert "unset BARREL_INFERENCE_HOST" in done.stderr and done.stderr.count("\n") == 1
 

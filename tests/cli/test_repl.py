@@ -13,7 +13,7 @@ import pexpect
 import pytest
 
 from barrel_inference.cli.repl import loop, message
-from barrel_inference.cli.session import Session, parameter
+from barrel_inference.cli.session import HELP, Session, parameter
 from barrel_inference.errors import BarrelError, ConfigError
 from tests.server.harness import SLOW, STUB
 
@@ -216,3 +216,7 @@ def test_in_a_terminal(tmp_path: Path) -> None:
         terminal.close(force=True)
     assert terminal.exitstatus == 0
     assert "A long one" in (tmp_path / "state" / "barrel_inference" / "history").read_text()
+
+
+def test_the_help_fits_on_eighty_columns() -> None:
+    assert max(map(len, HELP.splitlines())) <= 80

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from barrel_inference.aio import AsyncModel, AsyncRuntime
-from barrel_inference.cli import installed, local
+from barrel_inference.cli import installed, local, remote
 from barrel_inference.cli.report import EXIT_FAILED, Json, counted, human_bytes, print_json
 from barrel_inference.errors import ConfigError
 
@@ -185,6 +185,7 @@ def _tell(value: Any, text: str, json: bool) -> None:
 
 
 async def _with_runtime(work: Callable[[AsyncRuntime], Awaitable[Any]]) -> Any:
+    remote.only_here("cache")
     async with AsyncRuntime(local.configuration()) as runtime:
         return await work(runtime)
 
@@ -193,6 +194,7 @@ async def _with_model(
     name: str, prompt: str | None, raw: bool, work: Callable[[AsyncRuntime, AsyncModel, str], Awaitable[Any]]
 ) -> Any:
     """The prompt as ``run`` would send it."""
+    remote.only_here("cache")
     text = local.question(prompt)
     entry = await local.find(name)
     async with AsyncRuntime(local.configuration()) as runtime:

@@ -4,7 +4,7 @@ the messages."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 from barrel_inference.cli.report import human_bytes, table
@@ -14,7 +14,7 @@ from barrel_inference.registry.modelfile.parameters import PARAMETERS
 from barrel_inference.server.models.parameters import translate
 
 HELP = """\
-/set parameter NAME VALUE…   an option of the next answers: temperature, num_predict, seed, stop, …
+/set parameter NAME VALUE…   of the next answers: temperature, seed, stop, …
 /set system TEXT             the system message
 /set format json | SCHEMA    what answers must match; /set noformat
 /set think [LEVEL]           let the model think first; /set nothink
@@ -26,7 +26,8 @@ HELP = """\
 /clear                       forget the conversation
 /list                        models that are installed
 /bye                         leave
-\"\"\" begins and ends a message of several lines; Ctrl-C stops an answer, Ctrl-D leaves"""
+\"\"\"                          begins and ends a message of several lines
+Ctrl-C, Ctrl-D               stop an answer; leave"""
 LEVELS = ("low", "medium", "high", "max")
 
 
@@ -60,7 +61,7 @@ class Session:
             "/?": lambda rest: HELP,
         }
 
-    def answer(self, text: str) -> Iterator[dict[str, Any]]:
+    def answer(self, text: str) -> Generator[dict[str, Any], None, None]:
         """The pieces of the answer to ``text``. What came of it is remembered, also when it is closed early."""
         self.messages.append({"role": "user", "content": text})
         said, thought = "", ""
