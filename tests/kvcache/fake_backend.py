@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -71,7 +72,9 @@ class Cache:
 
 
 class FakeBackend:
-    def __init__(self, kind: str = "plain", *, n_swa: int = 0, v_trans: bool = False, n_ctx: int = 4096) -> None:
+    def __init__(
+        self, kind: str = "plain", *, n_swa: int = 0, v_trans: bool = False, n_ctx: int = 4096, **facts: Any
+    ) -> None:
         has_window = kind in ("swa", "hybrid_swa")
         self.kind, self.v_trans = kind, v_trans
         self.base = Cache(2) if kind in ("plain", "swa", "hybrid", "hybrid_swa", "whole") else None
@@ -97,6 +100,7 @@ class FakeBackend:
             is_recurrent=kind == "recurrent",
             is_hybrid=kind.startswith("hyb"),
             flash_attn=not v_trans,
+            **facts,
             rope="none",
             quant_type="F16",
             build="fake-1",

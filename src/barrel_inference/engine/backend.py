@@ -56,6 +56,7 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_only: bool = False
     embeddings: bool = False
     flash_attn: bool = False  # resolved
+    attends_on_cpu: bool = False  # every cell in use, whoever's, costs each step time
     type_k: str = "f16"
     type_v: str = "f16"
     rope: str = ""  # canonical text of every RoPE/YaRN parameter in force

@@ -205,6 +205,8 @@ class Engine:
                 self._fail(generation, BarrelError.wrap(error))
             else:
                 self._announce(generation)
+        if any(sequence.generation for sequence in self._sequences):
+            self._admission.release_idle()
         for generation in self._admission.turned_away():
             self._fail(generation, self._admission.refusal(generation))
 

@@ -94,6 +94,10 @@ class KVStore:
     def after_step(self, sequence: resident.Sequence) -> None:
         """``sequence.tokens`` has grown: capture what is complete. Only copies."""
 
+    def holds(self, sequence: resident.Sequence) -> bool:
+        """All of it can be restored, now or once it is written."""
+        return False
+
     def finish(self, sequence: resident.Sequence, reason: SaveReason) -> str | None:
         """Capture the rest; the finish key when everything is saved."""
         return None

@@ -153,6 +153,10 @@ class Store:
         """``name`` was captured; call ``saved`` or ``dropped`` later."""
         self._pending.add(name)
 
+    def is_listed(self, key: str) -> bool:
+        """The save tier has it, as far as is known."""
+        return self.save_tier is not None and key in self._indices[self.save_tier.name].by_key
+
     def is_pending(self, key: str) -> bool:
         return any(name.key == key for name in list(self._pending))
 

@@ -71,6 +71,7 @@ class Writer:
     ) -> None:
         self.memory = Memory(queue_bytes)
         self.counters: defaultdict[str, float] = defaultdict(float)
+        self.is_accepted = True  # the tier took the last object
         self._store, self._tier, self._layout = store, tier, layout
         self._need_room, self._is_reading, self._wall_clock = need_room, is_reading, wall_clock
         self._changed = threading.Condition()
@@ -164,14 +165,15 @@ class Writer:
         try:
             written = self._put_with_room(item.name, parts)
         except NoRoomError:
+            self.is_accepted = False
             self.counters["drops"] += 1
         except OSError as error:
             level = logging.DEBUG if self._is_failing else logging.WARNING  # told once, until one succeeds
             logger.log(level, "saving to tier %s failed: %s", self._tier.name, error)
-            self._is_failing = True
+            self._is_failing, self.is_accepted = True, False
             self.counters["save_errors"] += 1
         else:
-            self._is_failing = False
+            self._is_failing, self.is_accepted = False, True
             self._store.saved(item.name, record)
             if written:
                 self.counters[f"saves_{reason}"] += 1

@@ -6,10 +6,11 @@ any thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from barrel_inference.config import Policy
+from barrel_inference.config import BLOCK_TOKENS, Policy
 from barrel_inference.engine import sequence as resident
 from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.checkpoints.restoring import Restorer, StoredPlan
@@ -24,6 +25,7 @@ from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.writer import Writer
 from barrel_inference.types import CacheLookup, Exactness
 
+PENDING_WAIT_S = 0.5  # for blocks that are on their way to the store
 COUNTERS = (
     "lookups",
     "misses",
@@ -149,6 +151,7 @@ class StoredCheckpoints(Checkpoints):
         if parent_key is not None:
             self._wait_for(parent_key, self._policy.session_resume_wait_ms / 1000)
         is_cold = (exact or self._exact) == "cold"
+        deadline = time.monotonic() + PENDING_WAIT_S
         return self._restorer.find(
             tokens,
             salt=salt,
@@ -157,6 +160,7 @@ class StoredCheckpoints(Checkpoints):
             free_from=free_from,
             at_least=at_least,
             is_resident=self._is_resident,
+            await_more=lambda plan: self._await_more(plan, deadline),
         )
 
     def release(self, plan: Plan) -> None:
@@ -177,6 +181,9 @@ class StoredCheckpoints(Checkpoints):
             self._restorer.prefill_s = sequence.cost_us_per_token / 1e6
         if self._saver is not None:
             self._saver.after_step(sequence)
+
+    def holds(self, sequence: resident.Sequence) -> bool:
+        return self._saver is not None and self._saver.holds(sequence)
 
     def finish(self, sequence: resident.Sequence, reason: SaveReason) -> str | None:
         return self._saver.finish(sequence, reason) if self._saver is not None else None
@@ -206,8 +213,17 @@ class StoredCheckpoints(Checkpoints):
             self._writer.close()
         self._reader.close()
 
-    def _is_resident(self, plan: StoredPlan) -> bool:
-        n = plan.length
+    def _await_more(self, plan: StoredPlan, deadline: float) -> bool:
+        """The next block was on its way, and is there now: its sequence may have left the context already."""
+        i = plan.length // BLOCK_TOKENS + 1
+        if self._writer is None or i >= len(plan.found.keys) or self._is_resident(plan, plan.length + BLOCK_TOKENS):
+            return False
+        key, left_s = short(plan.found.keys[i]), deadline - time.monotonic()
+        is_pending = self._store.is_pending(key)
+        return is_pending and self._writer.wait_for(lambda: not self._store.is_pending(key), max(0.0, left_s))
+
+    def _is_resident(self, plan: StoredPlan, n: int | None = None) -> bool:
+        n = plan.length if n is None else n
         return any(
             sequence.salt == plan.salt and tuple(sequence.tokens[:n]) == plan.tokens[:n]
             for sequence in list(self._residents.values())

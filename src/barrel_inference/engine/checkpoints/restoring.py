@@ -87,9 +87,10 @@ class Restorer:
         free_from: int,
         at_least: int,
         is_resident: IsResident = lambda plan: False,
+        await_more: IsResident = lambda plan: False,
     ) -> StoredPlan:
-        """``is_resident``: a sequence of the context holds as much, so that the plan will hardly be restored; then
-        nothing is read ahead."""
+        """``await_more``: something that continues the plan has been written meanwhile. ``is_resident``: a sequence of
+        the context holds as much, so that the plan will hardly be restored; then nothing is read ahead."""
         tokens = tuple(tokens)
         chunk = solo_chunk(self._backend.info.n_batch, self._backend.info.n_ubatch)
         allowed = _limit(len(tokens), chunk, cold, cuts, free_from)
@@ -101,6 +102,8 @@ class Restorer:
 
         plan = StoredPlan(tokens, salt, limit, chunk, cold, at_least, _nothing(self._store))
         self._locate(plan)
+        while await_more(plan):
+            self._locate(plan)
         self.counters["lookups"] += 1
         if plan.length:
             plan.reading = None if is_resident(plan) else self._reader.start(plan.found)
@@ -170,7 +173,7 @@ class Restorer:
             found = lookup.find(self._store, plan.tokens, salt=plan.salt, limit=plan.limit, cold=plan.cold, tiers=tiers)
             slowest = max((piece.tier for piece in found.pieces), key=tiers.index, default=None)
             if slowest is None or found.length <= plan.at_least:
-                plan.found = _nothing(self._store, found.first_mismatch)
+                plan.found = Found(found.namespace, found.keys, b"", first_mismatch=found.first_mismatch)
                 return
             if is_worth(found.length, self.prefill_s, self._reader.expected_s(found)):
                 plan.found, plan.tier = found, slowest.name
@@ -193,8 +196,8 @@ class Restorer:
             self.counters[f"restored_tokens_{tier}"] += n_tokens
 
 
-def _nothing(store: Store, first_mismatch: int | None = None) -> Found:
-    return Found(store.namespace, (), b"", first_mismatch=first_mismatch)
+def _nothing(store: Store) -> Found:
+    return Found(store.namespace, (), b"")
 
 
 def _limit(n: int, chunk: int, cold: bool, cuts: Collection[int] | None, free_from: int) -> Limit:

@@ -12,7 +12,7 @@ from barrel_inference.engine.sequence import Sequence
 from barrel_inference.kvcache.chain import Chain, pack_tokens, rest_key
 from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.policy import SaveReason, cold_limit, save_limit, whole_blocks
-from barrel_inference.kvcache.record import ObjectKind, Provenance
+from barrel_inference.kvcache.record import ObjectKind, Provenance, short
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.writer import Capture, Item, Writer
 
@@ -48,6 +48,13 @@ class Saver:
         is_all = n == len(sequence.tokens)
         is_kept = self._save(sequence, n, reason, with_state=is_all and self._layout.has_state)
         return self._finish_key(sequence).hex() if is_all and is_kept else None
+
+    def holds(self, sequence: Sequence) -> bool:
+        """All of it is stored, or copied and on its way to a tier that takes what it is given."""
+        if sequence.saved < len(sequence.tokens):
+            return False
+        key = short(self._finish_key(sequence))
+        return self._store.is_listed(key) or (self._writer.is_accepted and self._store.is_pending(key))
 
     def _is_state_due(self, sequence: Sequence, n: int) -> bool:
         if n <= sequence.n_prompt:

@@ -46,6 +46,7 @@ def read_info(weights: Weights, options: LoadOptions, *, context: Any, flash_att
         vocab_only=options.model_opts.vocab_only,
         embeddings=opts.embeddings,
         flash_attn=flash_attn,
+        attends_on_cpu=not (options.model_opts.n_gpu_layers and lib.llama_supports_gpu_offload()),
         type_k=opts.type_k,
         type_v=opts.type_v,
         rope=_rope(weights, options),

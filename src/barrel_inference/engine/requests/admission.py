@@ -28,6 +28,7 @@ class Admission:
         self._sequences = sequences
         self._chunk = chunk
         self._clock = clock
+        self._idle_costs = info.attends_on_cpu
         self._only_whole = bool(info.n_swa or info.is_recurrent or info.is_hybrid)
         self.prefix = Prefix(backend, store, chunk)
         self.waiting: list[Generation] = []
@@ -79,6 +80,14 @@ class Admission:
         self.prefix.empty(sequence)
         generation.shift()
         self._occupy(generation, sequence)
+
+    def release_idle(self, keep: Sequence | None = None) -> None:
+        """While others run, idle sequences leave the context if the store holds them (all but ``keep``): attention on
+        the CPU looks at every cell in use, and new cells go behind them."""
+        for sequence in self._sequences:
+            is_needless = not sequence.writes or (self._idle_costs and self._store.holds(sequence))
+            if sequence is not keep and sequence.is_idle and sequence.session is None and is_needless:
+                self.prefix.empty(sequence)
 
     @property
     def is_reading(self) -> bool:
@@ -172,6 +181,7 @@ class Admission:
 
     def _start(self, generation: Generation, target: Sequence, live: Live) -> None:
         now = self._clock()
+        self.release_idle(keep=live.donor)
         report = self.prefix.fill(generation, target, live)
         elapsed_s = self._clock() - now
         generation.restore_s += elapsed_s
