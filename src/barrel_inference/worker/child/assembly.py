@@ -15,7 +15,6 @@ from barrel_inference.engine.requests.generation import Generation
 from barrel_inference.engine.requests.prepare import Preparer
 from barrel_inference.engine.structured import Structured
 from barrel_inference.engine.text import IncrementalText
-from barrel_inference.errors import NoWeightsError
 from barrel_inference.types import Completion, Request
 from barrel_inference.worker.child.calls import Calls
 from barrel_inference.worker.child.facts import Facts
@@ -70,8 +69,6 @@ def assemble(options: LoadOptions, send: Send) -> Assembly:
     )
 
     def prepare(request: Request) -> Generation:
-        if backend.info.vocab_only:
-            raise NoWeightsError(f"model {options.id!r} was loaded with vocab_only: it tokenizes and nothing else")
         prompts.follow(request)
         try:
             return preparer.prepare(request)
