@@ -148,6 +148,15 @@ def test_hidden_thinking_shows_no_word() -> None:
     assert [block["type"] for block in whole(writer)["content"]] == ["thinking", "text"]
 
 
+def test_a_text_has_no_field_that_anthropic_leaves_out() -> None:
+    """Vercel's AI SDK refuses an answer with ``"citations": null``."""
+    writer = Writer("m")
+    pieces = streamed(writer, [Content(text="Hi"), finished()])
+    assert whole(writer)["content"] == [{"type": "text", "text": "Hi"}]
+    (block,) = [piece["content_block"] for piece in pieces if piece["type"] == "content_block_start"]
+    assert block == {"type": "text", "text": ""}
+
+
 def test_nothing_said_is_no_content() -> None:
     writer = Writer("m")
     assert [piece["type"] for piece in streamed(writer, [finished()])] == [

@@ -171,8 +171,9 @@ class Said(msgspec.Struct, kw_only=True):
 
 
 class Text(Said, kw_only=True, tag_field="type", tag="text"):
+    """Without ``citations``: Anthropic leaves it out where there are none, and strict clients refuse null."""
+
     text: str = ""
-    citations: None = None
 
 
 class Thinking(Said, kw_only=True, tag_field="type", tag="thinking"):
