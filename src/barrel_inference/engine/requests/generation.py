@@ -1,4 +1,4 @@
-"""One request in progress: its tokens, sampler, constraint and text. Made by a reader thread, then the engine thread's.
+"""One request in progress: tokens, sampler, constraint, text. Made by the intake thread, then the engine thread's.
 
 ``history`` is the prompt followed by what was sampled. Whatever of it has no KV yet is fed next: a prompt in chunks,
 sampled tokens one by one. That is also the whole of a replay: with the sequence gone, the same history is fed again in

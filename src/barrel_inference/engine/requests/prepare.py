@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from barrel_inference.engine.backend import Backend
@@ -79,15 +79,9 @@ class Preparer:
             raise NoWeightsError("the model was loaded with vocab_only: it tokenizes, it does not generate")
         if info.embeddings or not info.has_memory:
             raise UnsupportedError("this model was loaded for embeddings: it does not generate")
-        self._check_ids(list(request.sampling.logit_bias))
+        check_ids(request.sampling.logit_bias, info.n_vocab)
         if not all(bias < math.inf for bias in request.sampling.logit_bias.values()):  # nor is NaN
             raise InvalidRequestError("each logit_bias must be a number, or -inf to forbid the token")
-
-    def _check_ids(self, tokens: list[int]) -> None:
-        n_vocab = self._backend.info.n_vocab
-        if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
-            wrong = next(token for token in tokens if not 0 <= token < n_vocab)
-            raise InvalidRequestError(f"token id {wrong} is not in the vocabulary (0 … {n_vocab - 1})", token=wrong)
 
     def _prompt(self, request: Request) -> Tokenised:
         prompt = self._tokens(request)
@@ -98,7 +92,7 @@ class Preparer:
             raise ContextExceededError(
                 f"the prompt has {n_prompt} tokens, the context holds {n_ctx}", n_prompt_tokens=n_prompt, n_ctx=n_ctx
             )
-        self._check_ids(prompt.tokens)
+        check_ids(prompt.tokens, self._backend.info.n_vocab)
         return prompt
 
     def _tokens(self, request: Request) -> Tokenised:
@@ -113,3 +107,10 @@ class Preparer:
             return None
         piece = self._backend.piece
         return TokenLogprobs(lambda token: piece(token, special=True), request.top_logprobs)
+
+
+def check_ids(tokens: Collection[int], n_vocab: int) -> None:
+    """Raises InvalidRequestError for an id that the vocabulary does not have."""
+    if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
+        wrong = next(token for token in tokens if not 0 <= token < n_vocab)
+        raise InvalidRequestError(f"token id {wrong} is not in the vocabulary (0 … {n_vocab - 1})", token=wrong)

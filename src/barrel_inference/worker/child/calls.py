@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.checkpoints import Checkpoints
 from barrel_inference.engine.engine import Engine
+from barrel_inference.engine.requests.prepare import check_ids
 from barrel_inference.errors import CacheError, InvalidRequestError, KVFullError, UnsupportedError
 from barrel_inference.kvcache.admin import archive, content
 from barrel_inference.kvcache.store import Store
@@ -51,7 +52,7 @@ class Calls:
         return self._backend.tokenize(text.encode(), add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: list[int], special: bool) -> str:
-        self._check_ids(tokens)
+        check_ids(tokens, self._backend.info.n_vocab)
         return b"".join(self._backend.piece(token, special=special) for token in tokens).decode(errors="replace")
 
     def embed(self, inputs: list[str | list[int]]) -> Future[Embedding]:
@@ -102,15 +103,8 @@ class Calls:
         if isinstance(prompt, str):
             tokens = self.tokenize(prompt, add_special=True, parse_special=True)
         else:
-            self._check_ids(prompt)
+            check_ids(prompt, self._backend.info.n_vocab)
             tokens = list(prompt)
         if not tokens:
             raise InvalidRequestError("an input is empty")
         return tokens
-
-    def _check_ids(self, tokens: list[int]) -> None:
-        n_vocab = self._backend.info.n_vocab
-        if wrong := [token for token in tokens if not 0 <= token < n_vocab]:
-            raise InvalidRequestError(
-                f"token id {wrong[0]} is not in the vocabulary (0 … {n_vocab - 1})", token=wrong[0]
-            )
