@@ -65,9 +65,14 @@ def exit_code(error: BarrelError) -> int:
 
 def one_line(error: BarrelError) -> str:
     """The message and, where one is known, the cure."""
-    message = " ".join(error.message.split())
+    message = printable(" ".join(error.message.split()))
     cure = _CURES.get(error.code)
     return f"{message}  ({cure})" if cure else message
+
+
+def printable(text: str) -> str:
+    """Without what would move the cursor or do worse: names and words come from strangers."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def print_json(value: Any) -> None:
@@ -89,6 +94,7 @@ def _whole(value: Any) -> Any:
 
 def table(rows: list[tuple[str, ...]], numbers: Collection[int] = ()) -> str:
     """Columns as wide as their widest cell; those of ``numbers`` stand on the right."""
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     padded = ([f"{cell:{'><'[i not in numbers]}{widths[i]}}" for i, cell in enumerate(row)] for row in rows)
     return "\n".join("   ".join(cells).rstrip() for cells in padded)
