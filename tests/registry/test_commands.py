@@ -147,8 +147,8 @@ def test_bars_on_a_terminal(shell: Shell, hub: Hub) -> None:
     command = ["-m", "barrel_inference.cli.main", "pull", "big"]
     terminal = pexpect.spawn(sys.executable, command, env=shell.environ, dimensions=(24, 120), timeout=120)
     terminal.expect(r"pulling sha256:[0-9a-f]+")
-    terminal.expect(r"(0\.[3-9]|[1-9]\.\d)/8\.4 MB")  # how far
-    terminal.expect(r"[\d.]+ [kM]B/s")  # how fast
+    terminal.expect(r"([1-9]\d*\.\d KiB|[1-9]\.\d) of 8\.0 MiB")  # how far
+    terminal.expect(r"[\d.]+ [KM]iB/s")  # how fast
     terminal.expect(r"\d:\d\d:\d\d")  # how long still
     terminal.sendintr()
     terminal.expect("interrupted: what has arrived is kept, and the same command goes on from there")

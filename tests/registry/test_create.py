@@ -14,6 +14,7 @@ from barrel_inference.errors import (
     DigestMismatchError,
     InvalidModelError,
     InvalidNameError,
+    ManifestError,
     ModelfileError,
     ModelNotFoundError,
     TemplateError,
@@ -21,6 +22,7 @@ from barrel_inference.errors import (
 )
 from barrel_inference.registry import Registry
 from barrel_inference.registry.create import CreateRequest
+from barrel_inference.registry.manifest import MAX_MANIFEST_BYTES
 from tests.registry.conftest import pull
 from tests.registry.weights import model, shards
 from tests.support.hub import Hub
@@ -129,6 +131,15 @@ async def test_from_an_uploaded_blob(registry: Registry) -> None:
     assert registry.resolve("mine").digest == registry.resolve("mine2").digest == DIGEST
 
 
+async def test_a_split_model_is_uploaded_in_any_order(registry: Registry) -> None:
+    files = {}
+    for number, part in reversed(list(enumerate(shards(3)))):
+        files[f"{number}.gguf"] = digest = f"sha256:{hashlib.sha256(part).hexdigest()}"
+        await registry.receive_blob(digest, content_of(part))
+    await create(registry, "mine", files=files)
+    assert [shard.digest for shard in registry.resolve("mine").shards] == list(reversed(files.values()))
+
+
 async def test_uploads_must_be_what_they_say(registry: Registry) -> None:
     with pytest.raises(DigestMismatchError, match=f"digest mismatch, expected {DIGEST}, got sha256:"):
         await registry.receive_blob(DIGEST, content_of(CONTENT + b"!"))
@@ -185,6 +196,24 @@ async def test_edit_changes_parameters_in_place(registry: Registry, base: str) -
     assert again.system is None and again.template is None
     with pytest.raises(ModelfileError):
         registry.edit("base", parameters={"nope": 1})
+    for template in ("{{ if", "{% if %}"):
+        with pytest.raises(TemplateError):
+            registry.edit("base", template=template)
+    assert registry.resolve("base").template is None
+
+
+@pytest.mark.parametrize(
+    ("system", "cause"), [("x" * MAX_MANIFEST_BYTES, "texts of .* are too long"), ("\udcff", "cannot be written down")]
+)
+async def test_what_could_not_be_read_back_is_not_written(
+    registry: Registry, base: str, system: str, cause: str
+) -> None:
+    before = registry.resolve("base")
+    with pytest.raises(ManifestError, match=cause):
+        registry.edit("base", system=system)
+    with pytest.raises(ManifestError, match=cause):
+        await create(registry, "mine", from_="base", system=system)
+    assert registry.list() == ([before], [])
 
 
 async def test_the_modelfile_of_a_model_makes_it_again(registry: Registry, base: str) -> None:
@@ -206,5 +235,8 @@ async def test_verify_finds_what_has_changed(registry: Registry, base: str) -> N
     assert result.problem and "has the digest sha256:" in result.problem
     path.unlink()
     assert [result.problem for result in registry.verify()] == ["missing"]
+    path.mkdir()
+    assert [result.problem for result in registry.verify()] == [f"{path.name}: not a regular file"]
+    path.rmdir()
     with pytest.raises(ModelNotFoundError, match="weights of base:latest are gone"):
         registry.locate("base")

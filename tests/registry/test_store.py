@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from barrel_inference.errors import ManifestError, ModelNotFoundError
-from barrel_inference.registry import Manifest, Registry
+from barrel_inference.errors import ManifestError, ModelNotFoundError, RegistryError
+from barrel_inference.registry import Manifest, Registry, gguf
 from barrel_inference.registry.files import os_error
-from barrel_inference.registry.manifest import decode, encode, timestamp
+from barrel_inference.registry.manifest import decode, describe, encode, timestamp
 from barrel_inference.registry.names import parse_name
 from barrel_inference.registry.store import Store
+from tests.registry.weights import model
 
 DIGEST = "sha256:" + "ab" * 32
 DEEP = b'{"a":' * 100_000
@@ -102,6 +103,29 @@ def test_a_name_without_tag_means_the_only_one(store: Store, registry: Registry)
     assert registry.resolve("a/b").tag == "main"
     store.write(manifest("a/b:latest"))
     assert registry.resolve("a/b").tag == "latest"
+
+
+def test_a_link_among_the_manifests_is_left_alone(store: Store, registry: Registry, tmp_path: Path) -> None:
+    store.write(manifest("a"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "latest.json").write_bytes(b"{")
+    (elsewhere / "good.json").write_bytes(encode(manifest("evil:good")))
+    store.path(parse_name("a")).parent.with_name("evil").symlink_to(elsewhere)
+    for attempt in (registry.resolve, registry.remove, lambda name: registry.copy("a", name)):
+        for name in ("evil", "evil:good"):
+            with pytest.raises(RegistryError, match="is a link"):
+                attempt(name)
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["good.json", "latest.json"]
+    assert [m.name for m in store.list().manifests] == ["a"] and registry.gc() == []
+
+
+def test_what_a_file_calls_itself_fits_a_column(tmp_path: Path) -> None:
+    odd = "7B\n\x1b[2J" + "x" * 1000
+    path = tmp_path / "m.gguf"
+    path.write_bytes(model(**{"general.architecture": odd, "general.size_label": odd}))
+    facts = describe(gguf.read(path), 4096)
+    assert facts["parameter_size"] == facts["architecture"] == "7B[2J" + "x" * 57
 
 
 def test_newest_first(store: Store) -> None:

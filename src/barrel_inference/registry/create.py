@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,6 +124,11 @@ def _messages(messages: list[dict[str, Any]]) -> tuple[dict[str, str], ...]:
     return tuple({"role": m["role"], "content": m["content"]} for m in messages)
 
 
+def _part_number(metadata: Mapping[str, Any]) -> int:
+    number = metadata.get("split.no")
+    return number if isinstance(number, int) else 0
+
+
 class _Base(NamedTuple):
     """What one FROM stands for: an installed model, or weights alone."""
 
@@ -164,8 +169,10 @@ class _Builder:
         """One model out of all FROM lines: at most one of them is the model, another may be its projector."""
         manifests = [base.manifest for base in bases if base.manifest]
         files = [file for base in bases for file in base.files]
-        projectors = [file for file in files if gguf.read_file(file.path)[0].metadata.get("general.type") == "mmproj"]
-        models = [file for file in files if file not in projectors]
+        says = {file: gguf.read_file(file.path)[0].metadata for file in files}
+        projectors = [file for file in files if says[file].get("general.type") == "mmproj"]
+        # uploads come in any order; llama.cpp wants a split model's in their own
+        models = sorted((file for file in files if file not in projectors), key=lambda file: _part_number(says[file]))
         if len(manifests) + bool(models) != 1:
             raise ModelfileError("FROM must name exactly one model (and possibly its projector)")
         if manifests:

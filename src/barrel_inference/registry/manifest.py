@@ -14,6 +14,7 @@ from barrel_inference.registry.names import PLAIN, ModelName, is_shortest, parse
 
 DEFAULT_CONTEXT = 4096
 MAX_MANIFEST_BYTES = 16 << 20
+MAX_LABEL_CHARS = 64
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -138,8 +139,17 @@ def _decode_any(content: bytes) -> Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
+    """As it stands on disk; ``ManifestError`` for what could not be read back."""
     value = {"format": manifest.format, **msgspec.to_builtins(manifest)}  # also where it is the default
-    return msgspec.json.format(msgspec.json.encode({**value.pop("extra", {}), **value}), indent=1) + b"\n"
+    try:
+        content = msgspec.json.format(msgspec.json.encode({**value.pop("extra", {}), **value}), indent=1) + b"\n"
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise ManifestError(f"{manifest.model_name} cannot be written down: {error}") from None
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise ManifestError(
+            f"the texts of {manifest.model_name} are too long: {len(content)} bytes, the limit is {MAX_MANIFEST_BYTES}"
+        )
+    return content
 
 
 def describe(info: GgufInfo, max_context: int) -> dict[str, Any]:
@@ -147,9 +157,9 @@ def describe(info: GgufInfo, max_context: int) -> dict[str, Any]:
     n_ctx = min(info.context_length or DEFAULT_CONTEXT, max_context)
     return {
         "size_bytes": info.size_bytes,
-        "architecture": info.architecture,
-        "family": info.family,
-        "parameter_size": info.parameter_size,
+        "architecture": _label(info.architecture),
+        "family": _label(info.family),
+        "parameter_size": _label(info.parameter_size),
         "quantization": info.quantization,
         "context_size": info.context_length,
         "embedding_length": info.embedding_length,
@@ -163,6 +173,11 @@ def describe(info: GgufInfo, max_context: int) -> dict[str, Any]:
             "quant_bits": info.quant_bits,
         },
     }
+
+
+def _label(text: str) -> str:
+    """What a stranger's file calls itself, fit for a column."""
+    return "".join(char for char in text[:MAX_LABEL_CHARS] if char.isprintable())
 
 
 def timestamp(now: float) -> str:

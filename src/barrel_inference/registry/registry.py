@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from barrel_inference.config import RegistryOpts, RuntimeConfig
-from barrel_inference.errors import ModelNotFoundError, ReadOnlyError, RegistryError
-from barrel_inference.registry import gguf
+from barrel_inference.errors import InvalidModelError, ModelNotFoundError, ReadOnlyError, RegistryError
+from barrel_inference.registry import gguf, gotemplate
 from barrel_inference.registry.blobs import Blobs, hash_file, require_digest
 from barrel_inference.registry.feed import Event, Feed
 from barrel_inference.registry.files import Root, absolute, default_root, writing
@@ -156,6 +156,8 @@ class Registry:
     ) -> Manifest:
         """Change parameters, SYSTEM or TEMPLATE in place, atomically. An empty text removes one."""
         changes = check_parameters(parameters or {})
+        if template:
+            gotemplate.check(template)
         self._ground.root.prepare()
         with self._ground.root.lock():
             old = self.resolve(text)
@@ -333,6 +335,6 @@ def _problem(path: Path, digest: str) -> str | None:
         actual = hash_file(path)
     except FileNotFoundError:
         return "missing"
-    except (OSError, RegistryError) as error:
+    except (OSError, RegistryError, InvalidModelError) as error:
         return str(error)
     return None if actual == digest else f"its content has the digest {actual}"

@@ -20,7 +20,6 @@ from barrel_inference.errors import (
     InvalidNameError,
     ManifestError,
     ModelNotFoundError,
-    ReadOnlyError,
     RegistryError,
 )
 from barrel_inference.registry.blobs import Blobs
@@ -88,9 +87,9 @@ class Store:
 
     def write(self, manifest: Manifest) -> None:
         """Replace or add. A name that exists in another case keeps the case it has."""
-        path = self.path(manifest.model_name)
+        path, content = self.path(manifest.model_name), encode(manifest)
         self._make_directory(path.parent, manifest.model_name)
-        write_atomic(path, encode(manifest))
+        write_atomic(path, content)
 
     def _make_directory(self, directory: Path, name: ModelName) -> None:
         try:
@@ -126,6 +125,8 @@ class Store:
     def path(self, name: ModelName) -> Path:
         """Where the manifest of ``name`` is, or would be."""
         directory = _same_but_case(self._root.manifests, name.directory)
+        if directory.is_symlink():  # what it leads to is not ours to replace or remove
+            raise RegistryError(f"the directory of {name.name} is a link; nothing behind it is read or written")
         return directory / _same_but_case(directory, name.tag + SUFFIX).name
 
     def is_broken(self, name: ModelName) -> bool:
@@ -207,7 +208,7 @@ class Store:
 
     def _set_aside(self, path: Path, stamp: Stamp) -> None:
         """Only if it is still the file that was read, and only when nobody is changing anything: else the next time."""
-        with contextlib.suppress(OSError, ReadOnlyError), self._root.try_lock() as held:
+        with contextlib.suppress(OSError, RegistryError), self._root.try_lock() as held:
             if held and _stamp(path.stat()) == stamp:
                 path.replace(path.with_name(path.name + BAD))
 

@@ -105,7 +105,14 @@ def test_values(text: str, value: str) -> None:
         ("FROM x\nPARAMETER temperature hot", r"invalid float value \[hot\]", 2),
         ("FROM x\nPARAMETER num_ctx 1.5", r"invalid int value \[1.5\]", 2),
         ("FROM x\nPARAMETER use_mmap maybe", r"invalid bool value \[maybe\]", 2),
-        ("FROM x\nPARAMETER temperature nan", "invalid float value", 2),
+        *(
+            (f"FROM x\nPARAMETER temperature {text}", "invalid float value", 2)
+            for text in ("nan", "-inf", "1e999", "1_0", "\u0663")
+        ),
+        *(
+            (f"FROM x\nPARAMETER seed {text}", "invalid int value", 2)
+            for text in ("1_0", "\uff11", "1e3", str(1 << 63), "9" * 5000)
+        ),
         ("FROM x\nPARAMETER weight_residency hot", "one of eager, lazy, pinned", 2),
     ],
 )
@@ -203,7 +210,10 @@ def test_json_values(name: str, given_value: Any, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", "1"), ("temperature", True), ("num_ctx", 1.5), ("stop", [1]), ("use_mmap", 1), ("nope", 1)],
+    [("temperature", "1"), ("temperature", True), ("num_ctx", 1.5), ("stop", [1]), ("use_mmap", 1), ("nope", 1)]
+    + [("temperature", value) for value in (float("nan"), float("inf"), 10**400)]
+    + [("seed", value) for value in (float("nan"), float("-inf"), 1 << 63, 1e300)]
+    + [("stop", ["\udcff"]), ("stop", "\ud800")],
 )
 def test_json_values_of_the_wrong_type(name: str, value: Any) -> None:
     with pytest.raises(ModelfileError):

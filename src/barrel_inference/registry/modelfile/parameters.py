@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, get_args
 
@@ -49,6 +50,7 @@ PARAMETERS: dict[str, Parameter] = {
 }
 # Accepted for the sake of old Modelfiles, and without effect in Ollama as well.
 IGNORED = ("penalize_newline", "low_vram", "f16_kv", "logits_all", "vocab_only")
+MAX_FLOAT = sys.float_info.max
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
@@ -56,10 +58,13 @@ _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 def parse_parameter(name: str, text: str) -> Any:
     """The typed value of one PARAMETER line; ``ModelfileError`` for an unknown name or a wrong value."""
     kind = known(name).kind
+    if kind not in _PARSERS:
+        value = check_parameter(name, text)
+        return text if name == "stop" else value
     try:
-        return _PARSERS[kind](text) if kind in _PARSERS else check_parameter(name, text)
-    except ValueError:
-        raise ModelfileError(f"invalid {kind} value [{text}] for {name}", parameter=name) from None
+        return check_parameter(name, _PARSERS[kind](text))
+    except (ValueError, ModelfileError):
+        raise ModelfileError(f"invalid {kind} value [{text[:80]}] for {name}", parameter=name) from None
 
 
 def check_parameter(name: str, value: Any) -> Any:
@@ -67,16 +72,26 @@ def check_parameter(name: str, value: Any) -> Any:
     kind = known(name).kind
     if name == "stop":
         values = [value] if isinstance(value, str) else value
-        if isinstance(values, (list, tuple)) and all(isinstance(item, str) for item in values):
+        if isinstance(values, (list, tuple)) and all(isinstance(item, str) and is_unicode(item) for item in values):
             return list(values)
-    elif kind == "float" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    elif kind == "int" and isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value):
-        return int(value)
+    elif kind in ("float", "int") and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if kind == "float" and abs(value) <= MAX_FLOAT:
+            return float(value)
+        if kind == "int" and -(1 << 63) <= value < 1 << 63 and value == int(value):
+            return int(value)
     elif (kind == "bool" and isinstance(value, bool)) or ("|" in kind and value in kind.split("|")):
         return value
     allowed = kind.replace("|", ", ") if "|" in kind else {"stop": "an array of strings"}.get(name, f"of type {kind}")
     raise ModelfileError(f"parameter {name} must be {'one of ' if '|' in kind else ''}{allowed}", parameter=name)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether it can be written down: JSON escapes and bad file names also make halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,11 +138,19 @@ def _parse_bool(text: str) -> bool:
     raise ValueError
 
 
-def _parse_float(text: str) -> float:
-    value = float(text)
-    if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError
-    return value
+def _number_as(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """As Go reads numbers: no underscores, no digits of other scripts."""
+
+    def parse(text: str) -> Any:
+        if "_" in text or not text.isascii():
+            raise ValueError
+        return kind(text)
+
+    return parse
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {"int": int, "float": _parse_float, "bool": _parse_bool, "str": str}
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "int": _number_as(int),
+    "float": _number_as(float),
+    "bool": _parse_bool,
+}
