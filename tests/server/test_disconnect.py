@@ -232,6 +232,30 @@ def test_the_end_tells_who_still_waits_to_come_again(tmp_path: Path) -> None:
                 assert b"retry-after: 1" in answer
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_end_tells_who_waits_for_what_may_take_long(tmp_path: Path, stream: bool) -> None:
+    """For a model that is being loaded, and for a download from a host that says nothing."""
+    models = {"loading": {**STUB, "stub": {"load_s": 3600.0}}}
+    runtime = {"registry": {"allow_private": True}}
+    with (
+        RunningServer(tmp_path, runtime=runtime, drain_s=0.2, models=models) as running,
+        socket.create_server(("127.0.0.1", 0)) as host,
+    ):
+        host.settimeout(60)
+        spec = f"http://127.0.0.1:{host.getsockname()[1]}/m.gguf"
+        with (
+            connect(running, "/api/generate", {"model": "loading", "prompt": "hi", "stream": stream}) as loading,
+            connect(running, "/api/pull", {"model": spec, "stream": stream, "insecure": True}) as pulling,
+        ):
+            until(lambda: gate_running(running, "loading") == 1)
+            asked, _ = host.accept()
+            with asked:
+                running.stop()
+            answers = [read_all(loading), read_all(pulling)]
+    assert answers[0].startswith(b"HTTP/1.1 503")
+    assert all(b'{"error":"the server is shutting down"}' in each for each in answers)
+
+
 def read_all(client: socket.socket) -> bytes:
     parts = []
     while part := client.recv(65536):

@@ -29,7 +29,7 @@ from barrel_inference.server.http.metrics import Metrics, Sample
 from barrel_inference.server.http.middleware import Access, Body, Guard, Records
 from barrel_inference.server.http.operation import Operation
 from barrel_inference.server.http.record import Record
-from barrel_inference.server.http.streaming import Failure
+from barrel_inference.server.http.streaming import Failure, UnderWay
 from barrel_inference.server.models.catalog import Catalog, Configured
 from barrel_inference.server.models.keepalive import Timers
 from barrel_inference.server.models.pool import Pool
@@ -96,6 +96,7 @@ class Server:
         self.metrics = Metrics()
         self._cache = runtime.cache
         self._active = 0
+        self._under_way = UnderWay()
         self._state = "starting"
         self.operations = self._operations()
         self.asgi = self._stack()
@@ -115,6 +116,10 @@ class Server:
         """Refuse what is new and let what runs go on for a while."""
         self._state = "stopping"
         await self.pool.close()
+
+    def end(self) -> None:
+        """Tell whoever still waits, for a load or a pull, that there will be no answer."""
+        self._under_way.end()
 
     async def _pull(self, name: str) -> None:
         assert self._registry is not None
@@ -141,7 +146,9 @@ class Server:
     def _stack(self) -> ASGIApp:
         options = self._options
         routes = [each.route() for each in self.operations]
-        app: ASGIApp = Starlette(routes=routes, exception_handlers={HTTPException: self._not_routed})
+        routed = Starlette(routes=routes, exception_handlers={HTTPException: self._not_routed})
+        routed.state.under_way = self._under_way
+        app: ASGIApp = routed
         app = Body(
             app,
             max_bytes=options.max_body_bytes,

@@ -10,8 +10,10 @@ import logging
 import resource
 import signal
 import socket
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from types import FrameType
 
 import uvicorn
 
@@ -22,6 +24,7 @@ from barrel_inference.registry import Registry
 from barrel_inference.server.app import Server
 from barrel_inference.server.http import auth
 from barrel_inference.server.http.protocol import guarded
+from barrel_inference.server.http.streaming import ended
 
 BACKLOG = 2048
 IDLE_CONNECTION_S = 75
@@ -105,6 +108,8 @@ class Listener(uvicorn.Server):
         self._runtime = runtime
         self._listening = listening
         self._tasks: list[asyncio.Task[None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._hurry = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -114,10 +119,20 @@ class Listener(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Without raising SIGTERM again in the end: it was obeyed, and the exit code is that of a good end."""
+        """SIGHUP, of a terminal that closes, is one of them unless it is to be ignored (nohup). SIGTERM and SIGHUP are
+        not raised again in the end: they were obeyed, and the exit code is that of a good end."""
         with super().capture_signals():
+            hears_more = threading.current_thread() is threading.main_thread()
+            if hears_more and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+                signal.signal(signal.SIGHUP, self.handle_exit)
             yield
-            self._captured_signals = [each for each in self._captured_signals if each != signal.SIGTERM]
+            self._captured_signals = [each for each in self._captured_signals if each == signal.SIGINT]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second Ctrl-C also ends the waiting for what runs."""
+        super().handle_exit(sig, frame)
+        if self.force_exit:
+            self._loop.call_soon_threadsafe(self._hurry.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain; then the runtime ends, and with it what still runs, each with a typed error; then the connections."""
@@ -127,8 +142,11 @@ class Listener(uvicorn.Server):
 
     async def _end(self) -> None:
         self._tasks[0].cancel()  # a preload
-        await self._server.close()
+        draining, hurry = asyncio.create_task(self._server.close()), asyncio.create_task(self._hurry.wait())
+        await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
+        await ended(draining, hurry)
         await self._runtime.close()
+        self._server.end()
 
 
 def _raise_open_files() -> None:

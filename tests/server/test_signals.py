@@ -1,0 +1,59 @@
+"""What signals do to a server that is a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+SLOW = """
+drain_s = {drain_s}
+[server.models.slow]
+backend = "stub"
+stub = {{ delay_ms = 20.0 }}
+"""
+ASKED = {"model": "slow", "prompt": "hi", "options": {"num_predict": 100_000}}
+
+
+@contextmanager
+def served(root: Path, drain_s: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    configuration = root / "config.toml"
+    where = [f"{name} = {json.dumps(str(root / name))}" for name in ("cache_dir", "model_cache_dir", "ram_dir")]
+    configuration.write_text("\n".join([*where, "[server]", SLOW.format(drain_s=drain_s)]))
+    (root / "ram_dir").mkdir()
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(root), "BARREL_INFERENCE_CONFIG": str(configuration)}
+    command = [sys.executable, "-m", "barrel_inference.cli.main", "serve", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield server, json.loads(server.stdout.readline())["url"]
+        finally:
+            server.kill()
+
+
+def asked(url: str) -> Any:
+    return urlopen(Request(url + "/api/generate", json.dumps(ASKED).encode()), timeout=60)
+
+
+def test_a_terminal_that_closes_ends_it_in_order(tmp_path: Path) -> None:
+    with served(tmp_path, drain_s=0.2) as (server, url), asked(url) as answer:
+        answer.readline()
+        server.send_signal(signal.SIGHUP)
+        assert "error" in json.loads(answer.readlines()[-1])
+        assert server.wait(60) == 0
+
+
+def test_a_second_interrupt_does_not_wait_for_what_runs(tmp_path: Path) -> None:
+    with served(tmp_path, drain_s=3600) as (server, url), asked(url) as answer:
+        answer.readline()
+        server.send_signal(signal.SIGINT)
+        answer.readline()
+        assert server.poll() is None
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 130
