@@ -134,3 +134,26 @@ def test_a_buffer_too_small_for_a_state_gets_nothing(llama: LlamaBackend) -> Non
     feed(llama, 0, 0, 30)
     buffer = bytearray(llama.state_size(0) - 1)
     assert llama.state_read(0, memoryview(buffer)) == 0
+
+
+def test_an_emptied_memory_computes_what_a_new_one_does() -> None:
+    """A full ring of a sliding window once went on behind the cells used last: the same sums in another order."""
+    lengths = (57, 54, 56, 1, 53, 39, 19, 49, 30, 44, 5, 19, 55, 15, 20, 32, 50)
+    turns = (1, 1, 2, 0, 1, 1, 2, 0, 2, 0, 2, 0, 1, 2, 0, 0, 1)  # whose tokens they are
+    emptied_after = {6: 0, 7: 0, 8: 2, 13: 2}
+    with opened(tiny_model("gemma3"), n_ctx=900, n_seq_max=3, n_threads=1, flash_attn=True) as backend:
+        new = feed(backend, 0, 0, 700)
+        backend.seq_remove(0, 0, -1)
+        held = [0, 0, 0]
+        for step, (seq, n) in enumerate(zip(turns, lengths, strict=True)):
+            feed(backend, seq, held[seq], held[seq] + n)
+            held[seq] += n
+            if (emptied := emptied_after.get(step)) is not None:
+                backend.seq_remove(emptied, 0, -1)
+                held[emptied] = 0
+            if step == 6:
+                backend.seq_copy(1, 0, 0, -1)
+                held[0] = held[1]
+        for seq in (1, 2, 0):
+            backend.seq_remove(seq, 0, -1)
+        assert feed(backend, 2, 0, 700) == new

@@ -154,7 +154,18 @@ class LlamaBackend:
 
     def seq_remove(self, seq: int, start: int, stop: int) -> bool:
         check_seq(seq, self.info)
-        return not self._memory or bool(lib.llama_memory_seq_rm(self._memory, seq, start, stop))
+        if not self._memory:
+            return True
+        is_removed = bool(lib.llama_memory_seq_rm(self._memory, seq, start, stop))
+        if seq != self.scratch and self._last_position(seq) < 0:
+            self._begin_anew()
+        return is_removed
+
+    def _begin_anew(self) -> None:
+        """Once nothing is held, the next sequence gets the cells that the first one got: attention sums in their order,
+        and llama.cpp would go on behind the ones used last."""
+        if all(self._last_position(seq) < 0 for seq in range(self.scratch + 1)):
+            lib.llama_memory_clear(self._memory, False)
 
     def seq_bounds(self, seq: int) -> tuple[int, int]:
         check_seq(seq, self.info)
