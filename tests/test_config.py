@@ -117,6 +117,15 @@ def test_a_wrong_variable_is_an_error(name: str, value: str, message: str) -> No
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["SERVER_API_KEYS", "REGISTRY_HF_TOKEN", "REGISTRY_REGISTRY_CREDENTIALS"])
+def test_a_wrong_secret_is_not_shown(name: str) -> None:
+    """The error of a service that does not start stands in a log that others read."""
+    with pytest.raises(ConfigError) as caught:
+        layered(RuntimeConfig(), file=None, environ={f"BARREL_INFERENCE_{name}": '["secret", 1]'}, flags={})
+    assert "***" in str(caught.value)
+    assert "secret" not in str(caught.value.to_dict())
+
+
 @pytest.mark.parametrize("content", [b"exact = ", b"\xff", b"excat = 'live'"])
 def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "config.toml"

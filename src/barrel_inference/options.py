@@ -21,6 +21,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 ENV_PREFIX = "BARREL_INFERENCE_"
 ENV_ELSEWHERE = frozenset(ENV_PREFIX + name for name in ("CONFIG", "HOST", "API_KEY"))  # no fields of a configuration
+SECRETS = frozenset({"api_keys", "hf_token", "registry_credentials"})  # shown to nobody, not in an error either
 
 
 def build(
@@ -66,10 +67,11 @@ def _convert(current: Any, wanted: Any, option: str, value: Any, strict: bool, e
         return converted
     except (msgspec.ValidationError, TypeError, UnicodeError, OverflowError, RecursionError) as problem:
         allowed = describe(inspect.type_info(wanted))
+        shown = "***" if option.rpartition(".")[2] in SECRETS else _shown(value)
         raise error(
-            f"{option}={_shown(value)} is not allowed: expected {allowed}{_beyond(problem)}",
+            f"{option}={shown} is not allowed: expected {allowed}{_beyond(problem)}",
             option=option,
-            value=_shown(value),
+            value=shown,
             allowed=allowed,
         ) from None
 

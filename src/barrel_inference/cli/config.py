@@ -11,11 +11,9 @@ import typer
 
 from barrel_inference.cli.report import Json, print_json
 from barrel_inference.config import RuntimeConfig
-from barrel_inference.options import config_file, layered
+from barrel_inference.options import SECRETS, config_file, layered
 from barrel_inference.server.environment import configuration
 from barrel_inference.server.models.catalog import check as check_models
-
-SECRETS = ("api_keys", "hf_token", "registry_credentials")
 
 
 def register(app: typer.Typer) -> None:
