@@ -1,26 +1,17 @@
-"""Whether a model fits into memory beside those that are loaded, and which ones to give up for it. Pure, but for
-reading the header of a model's file.
+"""Whether a model fits into memory beside those that are loaded, and which ones to give up for it. Pure.
 
 The kernel counts mapped weights as available memory, so what loaded models need is counted here and not asked for.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from barrel_inference.worker.memory import SystemMemory
 
 WORKER_BYTES = 150 << 20  # interpreter, llama.cpp, compute buffers
 RESERVE = 0.05  # of all memory, for everybody else
 _BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_0": 4.5}
-
-
-class Candidate(NamedTuple):
-    """An idle model. ``load_s``: what loading it took; ``idle_s``: since its last request."""
-
-    id: str
-    load_s: float
-    idle_s: float
 
 
 def kv_bytes_per_token(metadata: dict[str, Any], type_k: str = "f16", type_v: str = "f16") -> int:
@@ -50,6 +41,6 @@ def headroom(memory: SystemMemory, loaded_bytes: int) -> int:
     return min(memory.available, int(memory.total * (1 - RESERVE)) - loaded_bytes)
 
 
-def value(candidate: Candidate) -> float:
-    """The longer idle and the quicker to load again, the less worth its memory."""
-    return candidate.load_s / (1.0 + candidate.idle_s)
+def value(load_s: float, idle_s: float) -> float:
+    """Of an idle model: the longer since its last request and the quicker to load again, the less worth its memory."""
+    return load_s / (1.0 + idle_s)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -126,16 +126,11 @@ class Pool:
     async def close(self) -> None:
         """Accept nothing more; wait at most ``drain_s`` for what runs. The runtime ends the rest."""
         self._closing = True
-        deadline = self._timers.time() + self._options.drain_s
-        while any(slot.keep.active for slot in self._slots.values()):
-            left = deadline - self._timers.time()
-            if left <= 0:
-                break
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), left)
-            except TimeoutError:
-                break
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._options.drain_s):
+                while any(slot.keep.active for slot in self._slots.values()):
+                    self._changed.clear()
+                    await self._changed.wait()
         for slot in self._slots.values():
             slot.keep.forget()
 
@@ -161,15 +156,15 @@ class Pool:
     def _new_slot(self, entry: Entry, options: dict[str, Any]) -> Slot:
         taken = {slot.id for slot in self._slots.values()}
         names = (entry.name if number == 1 else f"{entry.name}#{number}" for number in range(1, len(taken) + 2))
-        options_of = self._options
-        keep_ms = options_of.keep_alive_default_ms
+        server = self._options
+        keep_ms = server.keep_alive_default_ms
         return Slot(
             next(name for name in names if name not in taken),
             entry,
             options,
             runtime=self._runtime,
             timers=self._timers,
-            gate=Gate(options["context_opts"]["n_seq_max"], options_of.max_queue, options_of.queue_timeout_s),
+            gate=Gate(options["context_opts"]["n_seq_max"], server.max_queue, server.queue_timeout_s),
             keep_s=FOREVER if keep_ms < 0 else keep_ms / 1000,
             need=self._needed,
             make_room=self._make_room,
@@ -216,11 +211,9 @@ class Pool:
     async def _evict(self, slot: Slot, needed: int) -> None:
         """The least valuable idle model; or, while all are busy, wait until one is not."""
         others = self._others(slot)
-        idle = {each.id: each for each in others if not each.keep.active}
-        if idle:
+        if idle := [each for each in others if not each.keep.active]:
             now = self._timers.time()
-            candidates = [fit.Candidate(s.id, s.load_s, now - s.keep.last_used) for s in idle.values()]
-            await idle[min(candidates, key=fit.value).id].unloaded()
+            await min(idle, key=lambda each: fit.value(each.load_s, now - each.keep.last_used)).unloaded()
         elif others:
             self._changed.clear()
             await self._changed.wait()
