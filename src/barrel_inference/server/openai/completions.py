@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec import UNSET
 
@@ -80,12 +80,12 @@ class Writer:
             echoed = ""
         begin = self._offsets.get(index, 0) + len(echoed)
         self._offsets[index] = begin + len(chunk.text)
-        finish = None
+        finish: Literal["stop", "length"] | None = None
         if chunk.completion is not None:
             self._ends[index] = chunk.completion.usage
             finish = "stop" if chunk.completion.finish_reason in ("stop", "cancelled") else "length"
         shown = text_logprobs(chunk.logprobs, begin) if self._logprobs is not None and chunk.logprobs else None
-        return wire.TextChoice(index=index, text=echoed + chunk.text, finish_reason=finish, logprobs=shown)  # type: ignore[arg-type]
+        return wire.TextChoice(index=index, text=echoed + chunk.text, finish_reason=finish, logprobs=shown)
 
     def _total(self) -> wire.Usage:
         """Each prompt counts once, whatever its n."""
@@ -120,5 +120,5 @@ def _joined(one: wire.TextChoice, more: wire.TextChoice) -> wire.TextChoice:
     one.logprobs.tokens += more.logprobs.tokens
     one.logprobs.token_logprobs += more.logprobs.token_logprobs
     one.logprobs.text_offset += more.logprobs.text_offset
-    one.logprobs.top_logprobs = [*(one.logprobs.top_logprobs or ()), *(more.logprobs.top_logprobs or ())]
+    one.logprobs.top_logprobs += more.logprobs.top_logprobs
     return one

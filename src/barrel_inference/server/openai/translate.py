@@ -15,28 +15,13 @@ from barrel_inference.server import neutral
 from barrel_inference.server.openai import wire
 from barrel_inference.types import Constraint, Embedding, Message
 
-# Parameters that go on under the same name, or under ours.
-_SAMPLING = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "repeat_penalty": "repeat_penalty",
-    "repetition_penalty": "repeat_penalty",
-    "repeat_last_n": "repeat_last_n",
-    "mirostat": "mirostat",
-    "mirostat_tau": "mirostat_tau",
-    "mirostat_eta": "mirostat_eta",
-    "ignore_eos": "ignore_eos",
-    "seed": "seed",
-    "n": "n",
-    "session": "session",
-    "cache": "cache",
-    "parent_key": "parent_key",
-}
+# Parameters that go on under the same name, and one under ours.
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "n", "ignore_eos", "max_tokens"),
+    *("frequency_penalty", "presence_penalty", "repeat_penalty", "repeat_last_n"),
+    *("mirostat", "mirostat_tau", "mirostat_eta", "session", "cache", "parent_key"),
+)
+_SAMPLING = {name: name for name in _SAME} | {"repetition_penalty": "repeat_penalty"}
 _RANGES = {
     "temperature": (0, 2),
     "top_p": (0, 1),
@@ -63,7 +48,7 @@ def chat(body: wire.ChatCompletionRequest, *, keep_alive: bool = False) -> neutr
         think=_think(body),
         think_budget=_budget(body),
         documents=tuple(body.documents or ()),
-        template=_template(body),
+        template=dict(body.chat_template_kwargs or {}),
         continue_final=_continues(body),
         options=_options(body) | _chat_options(body),
         keep_alive=body.keep_alive if keep_alive else None,
@@ -139,8 +124,6 @@ def _options(body: wire.Sampled) -> dict[str, Any]:
         options["stop"] = _stop(body.stop)
     if body.logit_bias:
         options["logit_bias"] = _logit_bias(body.logit_bias)
-    if body.max_tokens is not None:
-        options["max_tokens"] = body.max_tokens
     return options
 
 
@@ -200,10 +183,6 @@ def _budget(body: wire.ChatCompletionRequest) -> int | None:
     if body.reasoning is None or body.reasoning.max_tokens is None:
         return body.thinking_budget
     return body.reasoning.max_tokens
-
-
-def _template(body: wire.ChatCompletionRequest) -> dict[str, Any]:
-    return dict(body.chat_template_kwargs or {})
 
 
 def _continues(body: wire.ChatCompletionRequest) -> bool:
@@ -341,7 +320,11 @@ def text(content: wire.ContentIn) -> str:
     """Raises UnsupportedError for anything but text."""
     if isinstance(content, str | None):
         return content or ""
-    for part in content:
-        if not isinstance(part, wire.TextPart | wire.RefusalPart):
-            raise UnsupportedError(f"this model reads text only, no {part.__struct_config__.tag}", option="messages")
-    return "\n".join(part.text if isinstance(part, wire.TextPart) else part.refusal for part in content)  # type: ignore[union-attr]
+    return "\n".join(map(_text_part, content))
+
+
+def _text_part(part: wire.Part) -> str:
+    match part:
+        case wire.TextPart(text=found) | wire.RefusalPart(refusal=found):
+            return found
+    raise UnsupportedError(f"this model reads text only, no {part.__struct_config__.tag}", option="messages")

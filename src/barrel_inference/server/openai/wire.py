@@ -379,8 +379,8 @@ class ChatCompletionChunk(Said, kw_only=True):
 
 class TextLogprobs(Said, kw_only=True):
     tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None] | None
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
     text_offset: list[int]
 
 
