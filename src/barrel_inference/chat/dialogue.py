@@ -208,15 +208,12 @@ class Dialogue:
         if thinking is None or turn.continue_final:
             return "", False
         if turn.think is False:
-            return self._unthought(opening, thinking), False
+            return "" if self._harmony else reasoning.closed(opening, thinking), False
         if reasoning.is_open(opening, thinking):
             return "", True
         if thinking.close in opening or not self._must_open(turn):
             return "", False
         return thinking.open if self._harmony else f"{thinking.open}\n", True
-
-    def _unthought(self, tail: str, thinking: Thinking) -> str:
-        return "" if self._harmony else reasoning.closed(tail, thinking)
 
     def _must_open(self, turn: Turn) -> bool:
         """A constraint begins after the thinking, so there has to be one: where the model thinks unasked, or is asked

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 from barrel_inference.chat.events import CallArguments, CallEnded, CallStarted, Content, Piece, Reasoning
@@ -45,15 +44,10 @@ class Parser(Protocol):
         """The generation has ended: whatever was held back."""
 
 
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
 class CallEvents:
     """Numbers the calls of one answer and gives them ids."""
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        self._new_id = new_id
+    def __init__(self) -> None:
         self.count = 0
 
     def of(self, call: Call) -> list[Piece]:
@@ -63,7 +57,7 @@ class CallEvents:
 
     def start(self, name: str) -> CallStarted:
         self.count += 1
-        return CallStarted(call=self.count - 1, name=name, id=self._new_id())
+        return CallStarted(call=self.count - 1, name=name, id=f"call_{secrets.token_hex(12)}")
 
 
 class GrowingCall:
@@ -103,14 +97,13 @@ class OutputParser:
         *,
         thinking: bool = False,
         sure_calls: bool = False,
-        new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._thinking = shape.thinking
         self._noise = shape.noise
         self._syntax = shape.syntax
         self._tools = tools or {}
         self._sure_calls = sure_calls
-        self._call_events = CallEvents(new_id)
+        self._call_events = CallEvents()
         self._growing: GrowingCall | None = None
         self._text = ""  # not yet decided
         self._mode: Literal["thinking", "content", "call", "between"] = "thinking" if thinking else "content"

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 SHARED = ("$defs", "definitions")  # stay at the root of a document
+MAX_CHAIN = 16  # references that lead to nothing but the next one
 
 
 def references(schema: Any) -> Iterator[str]:
@@ -18,9 +19,6 @@ def references(schema: Any) -> Iterator[str]:
     elif isinstance(schema, list):
         for value in schema:
             yield from references(value)
-
-
-MAX_CHAIN = 16  # references that lead to nothing but the next one
 
 
 def leads_in_a_circle(root: Mapping[str, Any], reference: str) -> bool:

@@ -27,11 +27,10 @@ MAX_STUDY_S = 15.0  # of all renderings together; one that is meant well takes m
 
 
 class Profile(NamedTuple):
-    """``turn_ends``: what may follow an answer in the next prompt."""
+    """What a template can express, and what the answers of its model may be made of."""
 
     form: Form
     shape: Shape
-    turn_ends: tuple[str, ...]
 
 
 def _tool(probe: Probe) -> dict[str, Any]:
@@ -53,11 +52,9 @@ _ANSWER: Message = {"role": "assistant", "content": "zqcontent"}
 def study(template: ChatTemplate, clock: Callable[[], float] = time.thread_time) -> Profile:
     """Some forty small renderings. Raises TemplateError when they take too long."""
     probing = _Probing(template, clock)
-    form = probing.form
     thinking = _thinking(probing)
     syntax = _syntax(probing, thinking)
-    shape = Shape(thinking, syntax, reasoning.noise(template.source))
-    return Profile(form, shape, probing.turn_ends())
+    return Profile(probing.form, Shape(thinking, syntax, reasoning.noise(template.source)))
 
 
 class _Probing:
@@ -148,11 +145,6 @@ class _Probing:
         with_call = [*_turn([FIRST]), _USER]
         with_call[1] = {**with_call[1], "reasoning_content": "zqreason"}
         return any("zqreason" in self.render(turn, **_THINK) for turn in ([_USER, answer], with_call[:2]))
-
-    def turn_ends(self) -> tuple[str, ...]:
-        """Behind a plain answer, and behind one that ends in a call."""
-        plain = self.render([_USER, _ANSWER]).rpartition("zqcontent")[2]
-        return (plain,)
 
 
 _THINK = {"enable_thinking": True, "thinking": True}

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from barrel_inference.chat.events import Content, Piece, Reasoning
-from barrel_inference.chat.output import CallEvents, GrowingCall, new_call_id
+from barrel_inference.chat.output import CallEvents, GrowingCall
 from barrel_inference.chat.tools.scan import first, held_back
 from barrel_inference.chat.tools.syntax import Call, Tools, quote
 
@@ -38,11 +38,9 @@ class HarmonyParser:
     """``thinking``: the prompt ends inside a thought. ``sure_calls``: a grammar sees to those that begin with ``CALL``,
     so that their arguments come out as they are written."""
 
-    def __init__(
-        self, *, thinking: bool = False, sure_calls: bool = False, new_id: Callable[[], str] = new_call_id
-    ) -> None:
+    def __init__(self, *, thinking: bool = False, sure_calls: bool = False) -> None:
         self._sure_calls = sure_calls
-        self._calls = CallEvents(new_id)
+        self._calls = CallEvents()
         self._growing: GrowingCall | None = None
         self._text = ""
         self._mode: Literal["header", "body", "call", "sure call"] = "body" if thinking else "header"

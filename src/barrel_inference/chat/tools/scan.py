@@ -159,8 +159,8 @@ def common_suffix(one: str, other: str) -> str:
     return common_prefix(one[::-1], other[::-1])[::-1]
 
 
-def first(text: str, markers: tuple[str, ...], at: int = 0) -> tuple[int, str] | None:
+def first(text: str, markers: tuple[str, ...]) -> tuple[int, str] | None:
     """The earliest marker in ``text``; of two at one place the longer."""
-    found = [(text.find(marker, at), -len(marker), marker) for marker in markers]
+    found = [(text.find(marker), -len(marker), marker) for marker in markers]
     hits = [hit for hit in found if hit[0] >= 0]
     return (min(hits)[0], min(hits)[2]) if hits else None
