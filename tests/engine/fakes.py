@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -21,6 +21,7 @@ from barrel_inference.engine.kvstore import KVStore, NoPlan, Plan
 from barrel_inference.engine.requests.generation import Generation, LogitMask
 from barrel_inference.engine.requests.prepare import Preparer, Tokenised
 from barrel_inference.errors import BarrelError
+from barrel_inference.kvcache.lookup import Limit
 from barrel_inference.kvcache.policy import SaveReason
 from barrel_inference.types import CacheReport, Chunk, Completion, Constraint, Exactness, Request, Sampling
 
@@ -250,8 +251,7 @@ class FakeStore(KVStore):
         *,
         salt: str = "",
         exact: Exactness | None = None,
-        cuts: Collection[int] | None = None,
-        free_from: int = 0,
+        limit: Limit | None = None,
         at_least: int = 0,
         parent_key: str | None = None,
     ) -> Plan:
@@ -259,9 +259,7 @@ class FakeStore(KVStore):
         for saved in self.saved:
             common = next((i for i, (a, b) in enumerate(zip(tokens, saved, strict=False)) if a != b), len(saved))
             common = min(common, len(tokens) - 1)
-            if cuts is not None and common < free_from:
-                common = max((cut for cut in cuts if cut <= common), default=0)
-            best = max(best, common)
+            best = max(best, limit(common) if limit else common)
         if best <= at_least:
             return NoPlan()
         self.plans["found"] += 1

@@ -178,8 +178,12 @@ def test_a_refused_state_is_a_miss_and_leaves_the_sequence_empty(tmp_path: Path)
 def test_replay_restores_only_at_its_cuts(tmp_path: Path) -> None:
     one = runner(tmp_path)
     one.run(PROMPT)
-    for cuts, free_from, length in (({256}, 500, 256), ({100, 300}, 400, 499), (set(), 600, 0)):
-        plan = one.checkpoints.find(PROMPT, cuts=cuts, free_from=free_from)
+    for cuts, free_from, length in (([0, 256], 500, 256), ([0, 100, 300], 400, 499), ([0], 600, 0)):
+
+        def limit(at: int, cuts: list[int] = cuts, free_from: int = free_from) -> int:
+            return at if at >= free_from else max(cut for cut in cuts if cut <= at)
+
+        plan = one.checkpoints.find(PROMPT, limit=limit)
         assert plan.length == length
         one.checkpoints.release(plan)
 

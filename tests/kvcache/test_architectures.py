@@ -74,7 +74,7 @@ def unbroken(one: Runner, at: int, stop: int) -> list[NDArray[np.float32]]:
 
 
 def resumed(one: Runner, at: int, stop: int) -> list[NDArray[np.float32]]:
-    plan = one.checkpoints.find(TOKENS[:stop], cuts={at}, free_from=10**9)
+    plan = one.checkpoints.find(TOKENS[:stop], limit=lambda n: at if n >= at else 0)
     assert one.checkpoints.restore(plan, 0) == at
     logits = decode(one, at, stop)
     one.backend.seq_remove(0, 0, -1)

@@ -6,11 +6,12 @@ Owns nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from barrel_inference.engine import sequence as resident
 from barrel_inference.engine.backend import Backend
+from barrel_inference.kvcache.lookup import Limit
 from barrel_inference.kvcache.policy import SaveReason
 from barrel_inference.types import Exactness
 
@@ -59,13 +60,11 @@ class KVStore:
         *,
         salt: str = "",
         exact: Exactness | None = None,
-        cuts: Collection[int] | None = None,
-        free_from: int = 0,
+        limit: Limit | None = None,
         at_least: int = 0,
         parent_key: str | None = None,
     ) -> Plan:
-        """The longest prefix that may be restored, at most len(tokens) - 1. ``cuts``: only these lengths, or any from
-        ``free_from`` on."""
+        """The longest prefix that may be restored, at most len(tokens) - 1, and only so far as ``limit`` allows."""
         return NoPlan()
 
     def release(self, plan: Plan) -> None:

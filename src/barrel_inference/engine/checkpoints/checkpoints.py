@@ -7,7 +7,7 @@ any thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from barrel_inference.config import BLOCK_TOKENS, Policy
@@ -17,6 +17,7 @@ from barrel_inference.engine.checkpoints.restoring import Restorer, StoredPlan
 from barrel_inference.engine.checkpoints.saving import Saver
 from barrel_inference.engine.kvstore import KVStore, Plan
 from barrel_inference.kvcache.layout import Layout
+from barrel_inference.kvcache.lookup import Limit
 from barrel_inference.kvcache.policy import SaveReason, state_stops
 from barrel_inference.kvcache.reader import Reader
 from barrel_inference.kvcache.record import short
@@ -143,8 +144,7 @@ class StoredCheckpoints(Checkpoints):
         *,
         salt: str = "",
         exact: Exactness | None = None,
-        cuts: Collection[int] | None = None,
-        free_from: int = 0,
+        limit: Limit | None = None,
         at_least: int = 0,
         parent_key: str | None = None,
     ) -> StoredPlan:
@@ -156,8 +156,7 @@ class StoredCheckpoints(Checkpoints):
             tokens,
             salt=salt,
             cold=is_cold,
-            cuts=cuts,
-            free_from=free_from,
+            limit=limit,
             at_least=at_least,
             is_resident=self._is_resident,
             await_more=lambda plan: self._await_more(plan, deadline),

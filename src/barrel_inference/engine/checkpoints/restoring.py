@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from barrel_inference.engine.backend import Backend
@@ -83,8 +82,7 @@ class Restorer:
         *,
         salt: str,
         cold: bool,
-        cuts: Collection[int] | None,
-        free_from: int,
+        limit: Limit | None,
         at_least: int,
         is_resident: IsResident = lambda plan: False,
         await_more: IsResident = lambda plan: False,
@@ -93,14 +91,16 @@ class Restorer:
         the context holds as much, so that the plan will hardly be restored; then nothing is read ahead."""
         tokens = tuple(tokens)
         chunk = solo_chunk(self._backend.info.n_batch, self._backend.info.n_ubatch)
-        allowed = _limit(len(tokens), chunk, cold, cuts, free_from)
         # Attention sums in the order of cells, and restored rows of a window lie in others than a cold run's.
         most = 0 if cold and self._layout.window is not None else self._max_tokens
 
-        def limit(at: int) -> int:
-            return allowed(min(at, most))
+        def allowed(at: int) -> int:
+            at = min(at, most)
+            if cold:
+                return cold_resume(at, len(tokens), chunk)
+            return limit(at) if limit else at
 
-        plan = StoredPlan(tokens, salt, limit, chunk, cold, at_least, _nothing(self._store))
+        plan = StoredPlan(tokens, salt, allowed, chunk, cold, at_least, _nothing(self._store))
         self._locate(plan)
         while await_more(plan):
             self._locate(plan)
@@ -198,12 +198,3 @@ class Restorer:
 
 def _nothing(store: Store) -> Found:
     return Found(store.namespace, (), b"")
-
-
-def _limit(n: int, chunk: int, cold: bool, cuts: Collection[int] | None, free_from: int) -> Limit:
-    if cold:
-        return lambda at: cold_resume(at, n, chunk)
-    if cuts is None:
-        return lambda at: at
-    allowed = sorted({0, *cuts})
-    return lambda at: at if at >= free_from else allowed[bisect_right(allowed, at) - 1]

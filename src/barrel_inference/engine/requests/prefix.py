@@ -1,6 +1,6 @@
 """Where the head of a prompt comes from: a resident sequence, the store, or nowhere; and putting it in place.
 
-Engine thread only, but for ``find``, which the reader thread calls when a request arrives.
+Engine thread only, but for ``find``, which the intake thread calls when a request arrives.
 """
 
 from __future__ import annotations
@@ -43,19 +43,16 @@ def find(store: KVStore, generation: Generation, chunk: int, at_least: int = 0) 
     request = generation.request
     if not generation.reads_cache:
         return None
-    if generation.start is None or generation.exact == "cold":  # cold, generated tokens are decoded anew
-        return store.find(
-            generation.prompt,
-            salt=request.salt,
-            exact=generation.exact,
-            at_least=at_least,
-            parent_key=request.parent_key,
-        )
-    tokens = generation.history[: generation.n_prompt + generation.n_known]
-    multiples = range(generation.start // chunk * chunk + chunk, generation.n_prompt, chunk)
-    cuts = {generation.start, *multiples, *generation.stops}
+    n_tokens = generation.n_prompt
+    if generation.exact == "live":  # cold, generated tokens are decoded anew
+        n_tokens += generation.n_known
     return store.find(
-        tokens, salt=request.salt, exact="live", cuts=cuts, free_from=generation.n_prompt, at_least=at_least
+        generation.history[:n_tokens],
+        salt=request.salt,
+        exact=generation.exact,
+        limit=lambda at: generation.resume_limit(at, chunk),
+        at_least=at_least,
+        parent_key=request.parent_key if generation.start is None else None,
     )
 
 
