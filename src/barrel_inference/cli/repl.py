@@ -102,7 +102,7 @@ def _turn(session: Session, text: str, write: Write) -> None:
     try:
         final = _tell(pieces, write)
     except KeyboardInterrupt:
-        pieces.close()  # type: ignore[attr-defined]  # a generator: closes the connection, which ends the work
+        pieces.close()  # closes the connection, which ends the work
         write("\n")
         return
     if session.verbose:

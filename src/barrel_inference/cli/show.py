@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -70,27 +70,27 @@ def _tell(found: dict[str, Any], only: str | None, json: bool) -> None:
     elif only:
         typer.echo(found.get(only) or "")
     else:
-        details, info = found["details"], found["model_info"]
-        shown = {
-            "architecture": details["family"],
-            "parameters": details["parameter_size"],
-            "context length": details.get("context_length", ""),
-            "embedding length": details.get("embedding_length", ""),
-            "quantization": details["quantization_level"],
-        }
-        parts = [_section("Model", [f"{name:<20} {value}" for name, value in shown.items()])]
-        parts.append(_section("Capabilities", list(found["capabilities"])))
-        parts += [
-            _section(title, found[name].splitlines())
-            for title, name in (("Parameters", "parameters"), ("System", "system"))
-            if found.get(name)
-        ]
-        if "tensors" in found:
-            parts.append(_section("Metadata", metadata_lines(info)))
-            parts.append(
-                _section("Tensors", [f"{t['name']:<40} {t['type']:<8} {t['shape']}" for t in found["tensors"]])
-            )
-        typer.echo("\n\n".join(parts))
+        typer.echo(_told(found))
+
+
+def _told(found: dict[str, Any]) -> str:
+    details, tensors = found["details"], found.get("tensors")
+    facts = {
+        "architecture": details["family"],
+        "parameters": details["parameter_size"],
+        "context length": details.get("context_length", ""),
+        "embedding length": details.get("embedding_length", ""),
+        "quantization": details["quantization_level"],
+    }
+    sections = {
+        "Capabilities": found["capabilities"],
+        "Parameters": found["parameters"].splitlines(),
+        "System": _beginning(found.get("system", "")),
+        "License": _beginning(found.get("license", "")),
+        "Metadata": [] if tensors is None else metadata_lines(found["model_info"]),
+        "Tensors": [_tensor_line(each["name"], each["type"], each["shape"]) for each in tensors or ()],
+    }
+    return _page(facts, sections)
 
 
 def parameter_lines(parameters: dict[str, Any]) -> str:
@@ -141,22 +141,31 @@ def _text(models: Registry, manifest: Manifest, verbose: bool) -> str:
         "digest": manifest.digest,
         "from": manifest.spec,
     }
-    parts = [_section("Model", [f"{name:<20} {value}" for name, value in facts.items()])]
-    parts.append(_section("Capabilities", list(manifest.capabilities)))
-    if manifest.projector:
-        parts.append(_section("Projector", [human_bytes(manifest.projector.size_bytes)]))
-    if manifest.parameters:
-        parts.append(_section("Parameters", parameter_lines(manifest.parameters).splitlines()))
-    for title, text in (("System", manifest.system or ""), ("License", "\n".join(manifest.license))):
-        lines = text.splitlines()
-        if lines:
-            parts.append(_section(title, lines[:2] + (["…"] if len(lines) > 2 else [])))
-    if verbose:
-        info = models.info(str(manifest.model_name))
-        parts.append(_section("Metadata", metadata_lines(info.metadata)))
-        parts.append(_section("Tensors", [f"{t.name:<40} {t.type:<8} {list(t.shape)}" for t in info.tensors]))
-    return "\n\n".join(parts)
+    info = models.info(str(manifest.model_name)) if verbose else None
+    sections = {
+        "Capabilities": manifest.capabilities,
+        "Projector": [human_bytes(manifest.projector.size_bytes)] if manifest.projector else [],
+        "Parameters": parameter_lines(manifest.parameters).splitlines(),
+        "System": _beginning(manifest.system or ""),
+        "License": _beginning("\n".join(manifest.license)),
+        "Metadata": metadata_lines(info.metadata) if info else [],
+        "Tensors": [_tensor_line(each.name, each.type, each.shape) for each in info.tensors] if info else [],
+    }
+    return _page(facts, sections)
 
 
-def _section(title: str, lines: list[str]) -> str:
-    return "\n".join([f"  {title}", *(f"    {line}" for line in lines)])
+def _tensor_line(name: str, kind: str, shape: Iterable[int]) -> str:
+    return f"{name:<40} {kind:<8} {list(shape)}"
+
+
+def _beginning(text: str) -> list[str]:
+    """Two lines of it."""
+    lines = text.splitlines()
+    return lines[:2] + ["…"] * (len(lines) > 2)
+
+
+def _page(facts: Mapping[str, Any], sections: Mapping[str, Iterable[str]]) -> str:
+    """A section without lines is left out."""
+    model = [f"{name:<20} {value}" for name, value in facts.items()]
+    shown = {"Model": model, **sections}
+    return "\n\n".join("\n    ".join([f"  {title}", *lines]) for title, lines in shown.items() if lines)
