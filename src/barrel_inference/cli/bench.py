@@ -37,9 +37,11 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     model: Annotated[str, typer.Argument(help="A GGUF file, or a name.")],
-    prompt_tokens: Annotated[int, typer.Option(min=64, help="Length of the prompt to read.")] = 1024,
-    tokens: Annotated[int, typer.Option(min=8, help="Length of each answer.")] = 64,
-    sequences: Annotated[list[int] | None, typer.Option(help="Answers side by side; repeat it. [default: 1 4]")] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=64, metavar="<int>", help="Length of the prompt to read.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=8, metavar="<int>", help="Length of each answer.")] = 64,
+    sequences: Annotated[
+        list[int] | None, typer.Option(metavar="<int>", help="Answers side by side; repeatable. [default: 1 4]")
+    ] = None,
     gpu_layers: Annotated[int, typer.Option(help="Layers on the GPU; 99 is all of them.")] = 0,
     json: Json = False,
 ) -> None:

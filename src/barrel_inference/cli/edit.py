@@ -22,7 +22,9 @@ def register(app: typer.Typer) -> None:
 def edit(
     model: Annotated[str, typer.Argument(help="An installed model.")],
     changes: Annotated[list[str] | None, typer.Argument(help="name=value; stop may be given several times.")] = None,
-    unset: Annotated[list[str] | None, typer.Option("--unset", help="A parameter to drop.")] = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", metavar="<str>", help="A parameter to drop; repeatable.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help='Another system message; "" removes it.')] = None,
     template: Annotated[str | None, typer.Option(help='Another template; "" goes back to the model\'s own.')] = None,
     json: Json = False,

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def search(
     query: Annotated[str, typer.Argument(help="Words of the name.")],
-    limit: Annotated[int, typer.Option(min=1, max=100, help="How many at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=100, metavar="<int>", help="How many at most.")] = 20,
     json: Json = False,
 ) -> None:
     """Find models to pull.

@@ -30,7 +30,9 @@ def serve(
     parallel: Annotated[int | None, typer.Option(help="Requests of one model at a time.")] = None,
     ctx: Annotated[int | None, typer.Option(help="Context of a request, and the most one may ask for.")] = None,
     keep_alive: Annotated[str | None, typer.Option(help="How long an idle model stays: 10m, 1h, -1.")] = None,
-    preload: Annotated[list[str] | None, typer.Option(help="Load this model at the start; repeatable.")] = None,
+    preload: Annotated[
+        list[str] | None, typer.Option(metavar="<str>", help="Load this model at the start; repeatable.")
+    ] = None,
     insecure_no_auth: Annotated[
         bool, typer.Option("--insecure-no-auth", help="Listen to other machines without API keys.")
     ] = False,
