@@ -36,7 +36,7 @@ def without_port(host: str) -> str:
     return host.partition(":")[0] if host.count(":") == 1 else host
 
 
-def host_allowed(host: str, extra: Iterable[str] = (), machine: str | None = None) -> bool:
+def host_allowed(host: str, extra: Iterable[str]) -> bool:
     """An address, a name of this machine or its network, or one of ``extra``."""
     name = without_port(host).lower().rstrip(".")
     if not name:
@@ -44,7 +44,7 @@ def host_allowed(host: str, extra: Iterable[str] = (), machine: str | None = Non
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        own = {(socket.gethostname() if machine is None else machine).lower(), *(each.lower() for each in extra)}
+        own = {each.lower() for each in (socket.gethostname(), *extra)}
         return "." not in name or name.endswith(_LOCAL_SUFFIXES) or name in own
     return True
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -49,17 +49,16 @@ class UnderWay:
 class Answer(Response):
     """The bytes that ``work`` gives; ``failure`` makes the response of what it raises."""
 
-    def __init__(self, work: Coroutine[Any, Any, bytes], *, failure: Failure, media_type: str = JSON) -> None:
+    def __init__(self, work: Coroutine[Any, Any, bytes], *, failure: Failure) -> None:
         self._work = work
         self._failure = failure
-        self.media_type = media_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(scope, receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = Response(await self._work, media_type=self.media_type)
+            response = Response(await self._work, media_type=JSON)
         except (Exception, asyncio.CancelledError) as error:
             response = self._failure(noted(_reason(error, scope)))
         await response(scope, receive, send)
@@ -72,18 +71,12 @@ class Stream(Response):
     """
 
     def __init__(
-        self,
-        pieces: AsyncGenerator[bytes, None],
-        *,
-        media_type: str,
-        last_words: LastWords,
-        failure: Failure,
-        headers: Mapping[str, str] | None = None,
+        self, pieces: AsyncGenerator[bytes, None], *, media_type: str, last_words: LastWords, failure: Failure
     ) -> None:
         self._pieces = pieces
         self._last_words = last_words
         self._failure = failure
-        self._fields = {"content-type": media_type, "cache-control": "no-cache", **(headers or {})}
+        self._media_type = media_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._pieces):
@@ -95,7 +88,8 @@ class Stream(Response):
         except (Exception, asyncio.CancelledError) as error:
             await self._failure(noted(_reason(error, scope)))(scope, receive, send)
             return
-        await self._start(send)
+        headers = [(b"content-type", self._media_type.encode()), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _body(send, first)
         try:
             async for piece in self._pieces:
@@ -103,10 +97,6 @@ class Stream(Response):
         except (Exception, asyncio.CancelledError) as error:
             await _body(send, self._last_words(noted(_reason(error, scope))))
         await _body(send, b"", more=False)
-
-    async def _start(self, send: Send) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in self._fields.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 async def _body(send: Send, piece: bytes, *, more: bool = True) -> None:
