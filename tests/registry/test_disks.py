@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from barrel_inference.errors import DiskFullError, ReadOnlyError, RegistryError
 from barrel_inference.registry import Registry
 from barrel_inference.registry.blobs import _link_or_point
 from barrel_inference.registry.download.part import SPARE_BYTES, Part
+from barrel_inference.registry.locks import Lease
 from tests.registry.conftest import open_registry, pull
 from tests.registry.weights import model
 from tests.support.hub import Hub
@@ -65,6 +67,33 @@ def fill(path: Path) -> None:
                 file.write(bytes(1 << 16))
         except OSError:
             return  # full
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, DiskFullError), (errno.EIO, RegistryError)])
+def test_whatever_fails_under_the_lock_is_the_registrys_own_error(
+    registry: Registry, number: int, kind: type[RegistryError]
+) -> None:
+    root = registry._ground.root
+    root.prepare()
+    with pytest.raises(kind, match=r"x\.lease"), root.lock():
+        raise OSError(number, os.strerror(number), str(root.tmp / "x.lease"))
+    with root.lock():  # and it is free again
+        pass
+
+
+def test_a_lease_that_cannot_be_written_or_removed(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    lease = Lease(tmp_path)
+    (lease_path,) = tmp_path.iterdir()
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, lease._fd)
+    os.close(full)
+    with pytest.raises(OSError, match="No space left"):
+        lease.add(["ab"])
+    lease_path.unlink()
+    lease_path.mkdir()
+    lease.close()  # the model is there: no error at its end
 
 
 def test_a_full_disk_in_the_middle_of_a_write() -> None:

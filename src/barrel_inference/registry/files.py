@@ -45,9 +45,12 @@ class Root:
                 f"{directory.name} is a link that leaves the models directory; nothing is written there"
             )
 
-    def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Held around every change of what refers to what; see ``locks``."""
-        return locked(self.path / ".lock")
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held around every change of what refers to what; see ``locks``. What the file system refuses meanwhile is the
+        registry's own error."""
+        with writing(self.path), locked(self.path / ".lock"):
+            yield
 
     @contextlib.contextmanager
     def try_lock(self) -> Iterator[bool]:
@@ -76,6 +79,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def os_error(error: OSError, path: Path) -> BarrelError:
     reason = (error.strerror or str(error)).lower()
+    path = Path(error.filename2 or error.filename or path) if isinstance(error.filename, str) else path
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(f"no space left for {path.name}; free some, or run: barrel-inference gc")
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):

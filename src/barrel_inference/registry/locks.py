@@ -80,11 +80,14 @@ class Lease:
         self._fd = fd
 
     def add(self, hexes: Iterable[str]) -> None:
-        os.write(self._fd, "".join(f"{item}\n" for item in hexes).encode())
+        content = "".join(f"{item}\n" for item in hexes).encode()
+        if os.write(self._fd, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         if self._fd >= 0:
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # without its lock it counts no more, and the next gc removes it
+                self._path.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
 

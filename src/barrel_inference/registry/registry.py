@@ -305,16 +305,19 @@ class Registry:
         if self.has_blob(expected):
             return False
         self._ground.root.prepare()
-        lease, path = Lease(self._ground.root.tmp), self._ground.root.tmp / f"{uuid.uuid4().hex}.upload"
-        lease.add([path.name])
+        path = self._ground.root.tmp / f"{uuid.uuid4().hex}.upload"
+        lease = Lease(self._ground.root.tmp)
         try:
+            with writing(path):
+                lease.add([path.name])
             actual = await _receive(content, path)
             require_digest(expected, actual)
             with self._ground.root.lock():
                 mark_uploaded(self._ground.root.tmp, expected)
                 self._ground.blobs.adopt(path, expected)
         finally:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the next gc removes it
+                path.unlink(missing_ok=True)
             lease.close()
         return True
 

@@ -175,12 +175,14 @@ class Part:
 
     def release(self) -> Path:
         """Drop the sidecar; the caller, who has found the file right, renames it at once, then closes."""
-        self._state_path.unlink(missing_ok=True)
+        with writing(self._state_path):
+            self._state_path.unlink(missing_ok=True)
         return self.path
 
     def discard(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self._state_path.unlink(missing_ok=True)
+        with writing(self.path):
+            self.path.unlink(missing_ok=True)
+            self._state_path.unlink(missing_ok=True)
 
     def close(self) -> None:
         for fd in (self._state_fd, self._fd):
@@ -220,8 +222,8 @@ class Part:
         content = msgspec.json.encode(header).ljust(HEADER_BYTES, b"\0")
         with writing(self._state_path):
             _write_at(self._state_fd, 0, content[:HEADER_BYTES])
-        for piece in self.pieces:
-            self._write_row(piece)
+            for piece in self.pieces:
+                self._write_row(piece)
 
     def _write_row(self, piece: Piece) -> None:
         _write_at(self._state_fd, HEADER_BYTES + piece.index * _ROW.size, _ROW.pack(piece.written, piece.synced))
