@@ -332,6 +332,28 @@ def test_closing_a_runtime_ends_what_other_threads_wait_for(tmp_path: Path) -> N
     assert list(tmp_path.glob("*/*")) == []
 
 
+def test_what_was_interrupted_can_be_begun_again_at_once() -> None:
+    run_script("""
+        import os, signal, threading, time
+        import psutil
+        import barrel_inference as bi
+
+        def interrupt():
+            while not psutil.Process().children():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        try:
+            bi.load_model("m", backend="stub", stub={"load_s": 600})
+        except KeyboardInterrupt:
+            assert not psutil.Process().children()
+            assert bi.load_model("m", backend="stub").complete("x", max_tokens=1).text
+        else:
+            raise AssertionError("it was not interrupted")
+    """)
+
+
 def test_what_nobody_closed_is_closed_at_exit(tmp_path: Path) -> None:
     run_script(f"""
         import barrel_inference as bi

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import inspect
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -49,6 +51,7 @@ Item = TypeVar("Item")
 Whole = TypeVar("Whole", bound=msgspec.Struct)
 
 EXIT_TIMEOUT_S = 60.0
+CANCEL_TIMEOUT_S = 10.0
 
 
 class _LoopThread:
@@ -62,8 +65,8 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Wait for a coroutine; an interrupt while waiting (Ctrl-C) cancels it. Raises NotLoadedError when the loop is
-        stopped before the coroutine ends."""
+        """Wait for a coroutine; an interrupt while waiting (Ctrl-C) cancels it, and is raised when it has ended. Raises
+        NotLoadedError when the loop is stopped before the coroutine ends."""
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a blocking call from within the runtime's own event loop would never return")
@@ -74,6 +77,8 @@ class _LoopThread:
             raise NotLoadedError("the runtime was closed in the meantime") from None
         except BaseException:
             future.cancel()
+            if timeout_s is None:
+                _wait_for_end(work)
             raise
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -119,6 +124,13 @@ class _LoopThread:
         self._thread.join()
         if is_first:
             self._loop.close()
+
+
+def _wait_for_end(work: Coroutine[Any, Any, Any]) -> None:
+    """What was interrupted holds nothing any more: the same load can be begun again."""
+    deadline = time.monotonic() + CANCEL_TIMEOUT_S
+    while inspect.getcoroutinestate(work) != inspect.CORO_CLOSED and time.monotonic() < deadline:
+        time.sleep(0.002)
 
 
 async def _cancel_all() -> None:
