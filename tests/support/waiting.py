@@ -21,3 +21,12 @@ def until(check: Callable[[], object], timeout_s: float = 60.0) -> None:
     while not check():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)
+
+
+def step_until(check: Callable[[], object], step: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """The same for what ``step`` brings about; while that finds nothing to do, other threads may."""
+    deadline = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < deadline, "it did not happen"
+        if not step():
+            time.sleep(0.001)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from barrel_inference.kvcache.tier import Tier
 from barrel_inference.types import Constraint, Request, Sampling
 from barrel_inference.worker.child.assembly import assemble
 from barrel_inference.worker.messages import Msg, Output
+from tests.support.waiting import step_until
 
 INDEX = {"Entry", "Record", "Name"}  # of what is stored, which the tier's quota bounds
 MANY = 60
@@ -47,11 +47,7 @@ class Bench:
         self.parts.intake.submit(request)
         if name.endswith("7"):
             self.parts.intake.cancel(name)
-        deadline = time.monotonic() + 60
-        while not self.ended[name]:
-            assert time.monotonic() < deadline
-            if not self.parts.engine.step():
-                time.sleep(0.001)  # the intake thread is at work
+        step_until(lambda: self.ended[name], self.parts.engine.step)
 
     def ask_many(self, name: str) -> None:
         for n in range(MANY):

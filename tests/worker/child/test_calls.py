@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,6 +11,7 @@ from barrel_inference.types import Request, Sampling
 from barrel_inference.worker.child.assembly import assemble
 from barrel_inference.worker.messages import Call, Msg, Output, Reply
 from tests.support.tiny_models import tiny_model
+from tests.support.waiting import step_until
 
 
 @pytest.mark.model
@@ -24,18 +24,12 @@ def test_an_input_is_embedded_although_an_idle_sequence_holds_the_whole_context(
     options = LoadOptions(id="m", model_path=str(tiny_model("llama")), context_opts=ContextOpts(n_ctx=256), cache=False)
     parts = assemble(options, send)
 
-    def step_until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline
-            if not parts.engine.step():
-                time.sleep(0.001)  # the intake thread is at work
-
     prompt = tuple(n % 100 for n in range(240))
     parts.intake.submit(Request(id="r", prompt=prompt, sampling=Sampling(), max_tokens=1))
-    step_until(lambda: any(isinstance(each, Output) and each.chunk and each.chunk.completion for each in sent))
+    step = parts.engine.step
+    step_until(lambda: any(isinstance(each, Output) and each.chunk and each.chunk.completion for each in sent), step)
     parts.intake.call(Call(1, "embed", {"inputs": [list(range(100))]}))
-    step_until(lambda: any(isinstance(each, Reply) for each in sent))
+    step_until(lambda: any(isinstance(each, Reply) for each in sent), step)
     (reply,) = (each for each in sent if isinstance(each, Reply))
     assert reply.error is None
     parts.backend.close()
