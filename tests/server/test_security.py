@@ -349,6 +349,17 @@ def test_files_are_for_this_machine_only(tmp_path: Path) -> None:
             assert (status, "machine" in answer["error"]) == (400, True)
 
 
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/api/embed", "/api/tokenize"])
+def test_nor_are_they_fetched_for_who_names_them_as_a_model(tmp_path: Path, path: str) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with RunningServer(tmp_path, host="0.0.0.0", api_keys=[KEY], auto_pull=True) as running:
+        running.url = running.url.replace("0.0.0.0", "127.0.0.1")
+        for name in (str(tmp_path / "m.gguf"), f"file://{tmp_path}/m.gguf"):
+            body = {"model": name, "prompt": "x", "messages": CHAT["messages"], "input": "x", "content": "x"}
+            status, answer = running.post(path, body, x_api_key=KEY)
+            assert (status, "machine" in answer["error"]) == (400, True)
+
+
 def test_template_bombs(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Endless, enormous, and reaching for the interpreter. With little time, which is the processor's: the usual ten
     seconds of it can be minutes on a busy machine."""

@@ -40,6 +40,7 @@ from barrel_inference.server.native.housekeeping import Housekeeping
 from barrel_inference.server.native.models import Asking
 from barrel_inference.server.native.operations import Operating
 from barrel_inference.server.ollama import routes as ollama
+from barrel_inference.server.ollama.installing import check_source
 from barrel_inference.server.openai import routes as openai
 from barrel_inference.server.openai import wire as openai_wire
 from barrel_inference.server.openai.failure import failure as openai_failure
@@ -123,6 +124,7 @@ class Server:
 
     async def _pull(self, name: str) -> None:
         assert self._registry is not None
+        check_source(name, local_files=auth.is_loopback(self._options.host))
         async for _ in self._registry.pull(name):
             pass
 

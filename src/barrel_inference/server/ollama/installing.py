@@ -52,8 +52,7 @@ class Installing:
     async def pull(self, request: Request) -> Response:
         body = await read(request, wire.TransferRequest)
         name = model_name(body)
-        if parse_spec(name).scheme == "file" and not self._local_files:
-            raise InvalidNameError("invalid model name: files are pulled on the machine of the server only")
+        check_source(name, local_files=self._local_files)
         record.current().model = name.partition("?")[0]  # a signed URL is a secret
         own_name = body.name if body.model and body.name != body.model else None  # ours: what to call it here
         return _progress(self._registry.pull(name, name=own_name, insecure=bool(body.insecure)), body.stream)
@@ -90,6 +89,12 @@ class Installing:
     async def receive_blob(self, request: Request) -> Response:
         created = await self._registry.receive_blob(request.path_params["digest"], request.stream())
         return Response(status_code=201 if created else 200)
+
+
+def check_source(spec: str, *, local_files: bool) -> None:
+    """Of a pull, whoever asks for it. Raises InvalidNameError."""
+    if parse_spec(spec).scheme == "file" and not local_files:
+        raise InvalidNameError("invalid model name: files are pulled on the machine of the server only")
 
 
 def create_request(body: wire.CreateRequest) -> CreateRequest:
