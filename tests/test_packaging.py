@@ -76,6 +76,10 @@ def test_build_arguments_that_are_named_are_known() -> None:
         assert set(re.findall(r"--build-arg (\w+)=", page.read_text(encoding="utf-8"))) <= known
 
 
+def test_an_image_runs_on_other_processors_unless_told() -> None:
+    assert "NATIVE=0" in instructions("ARG")
+
+
 def test_the_gpus_to_compile_for_are_named() -> None:
     """``native``, what llama.cpp takes otherwise, fails where no GPU is seen, as in every build of an image."""
     assert any(line.startswith("CUDA_ARCHITECTURES=") for line in instructions("ARG"))
@@ -88,6 +92,7 @@ def test_the_compose_file_agrees_with_the_image() -> None:
     service = compose["services"]["barrel-inference"]
     context = (PACKAGING / service["build"]["context"]).resolve()
     assert (context / service["build"]["dockerfile"]).samefile(PACKAGING / "Dockerfile")
+    assert set(service["build"]["args"]) <= {line.split("=")[0] for line in instructions("ARG")}
     host, _, port = service["ports"][0].rpartition(":")
     assert port == instructions("EXPOSE")[-1]
     assert host.startswith("127.0.0.1:")
@@ -126,6 +131,11 @@ def test_the_unit_starts_the_server_with_known_variables_and_time_to_stop() -> N
     own = PurePosixPath(environ["XDG_CACHE_HOME"]) / APP
     for place in (config.model_cache_dir, config.cache_dir, own):
         assert any(PurePosixPath(str(place)).is_relative_to(each) for each in writable)
+
+
+def test_the_unit_keeps_what_must_outlive_a_stop_and_hides_no_gpu() -> None:
+    """RemoveIPC deletes the user's files in /dev/shm, a tmpfs tier among them, whenever the service stops."""
+    assert {"RemoveIPC", "PrivateDevices", "ProtectClock", "PrivateIPC"}.isdisjoint(unit()["Service"])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
