@@ -153,6 +153,15 @@ GOOD = model(64)
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 62), "bytes for a metadata key"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<I", 99), "unsupported type 99"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IIQ", 9, 9, 1), "unsupported type 9"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IIQ", 9, 99, 0), "unsupported type 99"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("") + struct.pack("<II", 4, 0), "key has no name"),
+        *(
+            (
+                b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("general.alignment") + struct.pack("<IQ", kind, 32),
+                "32-bit",
+            )
+            for kind in (0, 5, 10)
+        ),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IIQ", 9, 4, 1 << 61), "the file has"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IIQ", 9, 8, 1 << 61), "strings"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IQ", 8, 1 << 40), "bytes for the value"),

@@ -26,7 +26,7 @@ MAX_STRING_BYTES = 4 << 20  # chat templates and licences; the longest seen is u
 MAX_KEPT_BYTES = 64 << 20  # all kept values of one file together
 MAX_ARRAY_STRINGS = 1 << 22
 
-_STRING, _ARRAY = 8, 9
+_U32, _STRING, _ARRAY = 4, 8, 9
 _SCALARS = {i: struct.Struct("<" + code) for i, code in enumerate("BbHhIif?")} | {
     10: struct.Struct("<Q"),
     11: struct.Struct("<q"),
@@ -112,6 +112,8 @@ class _Metadata:
         metadata: dict[str, MetadataValue] = {}
         for _ in range(n_keys):
             key = self._string("a metadata key", MAX_NAME_BYTES)
+            if not key:
+                raise InvalidModelError("a metadata key has no name")
             if key in metadata:
                 raise InvalidModelError(f"metadata key {key!r} occurs twice")
             metadata[key] = self._value(key)
@@ -119,11 +121,15 @@ class _Metadata:
 
     def _value(self, key: str) -> MetadataValue:
         type_id = self._cursor.u32(f"the type of {key!r}")
+        if key == "general.alignment" and type_id != _U32:
+            raise InvalidModelError(f"{key} must be a 32-bit number, not of type {type_id}")
         return self._array(key) if type_id == _ARRAY else self._scalar(type_id, f"the value of {key!r}")
 
     def _array(self, key: str) -> MetadataValue:
         what = f"the array {key!r}"
         type_id, count = self._cursor.u32(what), self._cursor.u64(what)
+        if type_id != _STRING:
+            _scalar_struct(type_id, what)  # also when the array is empty
         if count <= self._max_array:
             return [self._scalar(type_id, what) for _ in range(count)]
         if type_id == _STRING:
