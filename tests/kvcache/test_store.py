@@ -94,6 +94,20 @@ def test_a_tier_that_is_gone_is_an_empty_one(tmp_path: Path) -> None:
     assert one.tokens_behind(names[2].key) == tuple(TOKENS)
 
 
+@pytest.mark.parametrize("how", ["folder", "fifo", "empty", "nothing"])
+def test_a_counter_that_is_no_counter_hides_nothing(tmp_path: Path, how: str) -> None:
+    """Every lookup looks at it: it must neither fail nor wait."""
+    tier = Tier(spec(tmp_path))
+    names = put(tier, TOKENS)
+    one = store(tier)
+    usage = tmp_path / "usage"
+    usage.unlink()
+    make = {"folder": usage.mkdir, "fifo": lambda: os.mkfifo(usage), "empty": usage.touch, "nothing": lambda: None}
+    make[how]()
+    for each in (one, store(tier)):
+        assert each.tokens_behind(names[-1].key) == tuple(TOKENS)
+
+
 def test_a_chain_that_bites_its_tail_stands_for_nothing(tmp_path: Path) -> None:
     """Only by hand: as whoever imports it, so that a parent key would be followed for ever."""
     tier = Tier(spec(tmp_path))

@@ -48,15 +48,15 @@ class Quota:
             return _read(fd)[0]
 
     def removals(self) -> int:
-        """Changes whenever an object was removed. Cheap: nothing is locked."""
+        """Changes whenever an object was removed; -1 when the counter is gone, or no file. Cheap: nothing is locked."""
         try:
-            fd = os.open(self._usage, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._usage, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                return _read(fd)[1]
+            finally:
+                os.close(fd)
         except OSError:
             return -1
-        try:
-            return _read(fd)[1]
-        finally:
-            os.close(fd)
 
     def add(self, delta: int, *, removed: int = 0) -> None:
         with locked(self._usage, fcntl.LOCK_EX) as fd:
