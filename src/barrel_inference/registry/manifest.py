@@ -82,18 +82,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """Ollama's words: completion or embedding, then vision, tools, insert, thinking as the template shows."""
         if self.is_embedding:
             return ("embedding",)
-        text = self.template or self.chat_template or ""
-        lower = text.lower()
-        found = {
-            "vision": self.projector is not None,
-            "tools": "tools" in lower and ("{{" in text or "{%" in text),
-            "insert": ".Suffix" in text,
-            "thinking": any(word in lower for word in (".thinking", "enable_thinking", "<think>", "reasoning_content")),
-        }
-        return ("completion", *(name for name, present in found.items() if present))
+        return capabilities(self.template or self.chat_template or "", sees=self.projector is not None)
+
+
+def capabilities(template: str, *, sees: bool = False) -> tuple[str, ...]:
+    """Ollama's words: completion, then vision, tools, insert, thinking as the template shows."""
+    lower = template.lower()
+    found = {
+        "vision": sees,
+        "tools": "tools" in lower and ("{{" in template or "{%" in template),
+        "insert": ".Suffix" in template,
+        "thinking": any(word in lower for word in (".thinking", "enable_thinking", "<think>", "reasoning_content")),
+    }
+    return ("completion", *(name for name, present in found.items() if present))
 
 
 _FIELDS = frozenset(field.name for field in msgspec.structs.fields(Manifest)) - {"extra"}

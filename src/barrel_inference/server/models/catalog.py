@@ -6,17 +6,22 @@ The registry is behind the same protocol (``server.models.registered``).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from barrel_inference.config import LoadArguments
-from barrel_inference.errors import ModelNotFoundError
+from barrel_inference.errors import BarrelError, ModelNotFoundError
 from barrel_inference.options import build
+from barrel_inference.registry import gguf
+from barrel_inference.registry.manifest import capabilities, describe, timestamp
 from barrel_inference.registry.modelfile import check_parameters
 from barrel_inference.types import Value
 
+_FACTS = ("size_bytes", "architecture", "family", "parameter_size", "quantization", "embedding_length", "chat_template")
 _ENTRY_OPTIONS = ("parameters", "system", "template", "messages", "license")
 
 
@@ -78,14 +83,14 @@ class Configured:
 
     def resolve(self, name: str) -> Entry:
         if entry := self._entries.get(tagged(name)):
-            return entry
+            return _described(entry)
         if self._rest is None:
             raise ModelNotFoundError(f"model '{name}' not found", model=name)
         return self._rest.resolve(name)
 
     def list(self) -> Sequence[Entry]:
         rest = () if self._rest is None else self._rest.list()
-        return [*self._entries.values(), *(entry for entry in rest if entry.name not in self._entries)]
+        return [*map(_described, self._entries.values()), *(entry for entry in rest if entry.name not in self._entries)]
 
 
 def tagged(name: str) -> str:
@@ -100,3 +105,27 @@ def _entry(name: str, options: Mapping[str, Any]) -> Entry:
     if context.get("embeddings"):
         own |= {"embedding": True, "capabilities": ("embedding",)}
     return Entry(name=name, path=options.get("model_path"), load=load, context_size=context.get("n_ctx"), **own)
+
+
+def _described(entry: Entry) -> Entry:
+    """With what its file says of itself; one that cannot be read is for the load to refuse."""
+    try:
+        status = Path(entry.path or "").stat()
+        facts = _facts(entry.path or "", status.st_size, status.st_mtime_ns)
+    except (OSError, ValueError, BarrelError):
+        return entry
+    is_embedding = entry.embedding or facts["is_embedding"]
+    shown = capabilities(entry.template or facts["chat_template"] or "")
+    return msgspec.structs.replace(
+        entry,
+        **{name: facts[name] for name in _FACTS},
+        modified_at=timestamp(status.st_mtime),
+        embedding=is_embedding,
+        capabilities=("embedding",) if is_embedding else shown,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _facts(path: str, size: int, mtime_ns: int) -> dict[str, Any]:
+    """``size`` and ``mtime_ns`` tell one content of the file from the next."""
+    return describe(gguf.read(path), max_context=1)
