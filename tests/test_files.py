@@ -6,9 +6,10 @@ import os
 import stat
 from pathlib import Path
 
+import psutil
 import pytest
 
-from barrel_inference.files import MAX_SMALL_BYTES, read_small, write_atomically
+from barrel_inference.files import MAX_SMALL_BYTES, leave_note, read_small, write_atomically
 
 
 def test_what_is_written_is_read_and_private(tmp_path: Path) -> None:
@@ -36,6 +37,23 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         write_atomically(tmp_path / "taken", b"data")
     assert list(tmp_path.iterdir()) == [tmp_path / "taken"]
+
+
+def test_refusing_keeps_no_descriptor(tmp_path: Path) -> None:
+    before = psutil.Process().num_fds()
+    for _ in range(20):
+        with pytest.raises(OSError):
+            read_small(tmp_path)
+    assert psutil.Process().num_fds() == before
+
+
+def test_a_note_that_cannot_be_left_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    leave_note(tmp_path / "note", b"data")
+    assert (tmp_path / "note").read_bytes() == b"data"
+    assert not caplog.records
+    (tmp_path / "taken").mkdir()
+    leave_note(tmp_path / "taken", b"data")
+    assert "taken could not be written" in caplog.text
 
 
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 import threading
+from contextlib import suppress
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 MAX_SMALL_BYTES = 16 << 20
 
@@ -15,11 +19,25 @@ def read_small(path: Path) -> bytes:
     """OSError when it is none of ours: whatever else lies there neither blocks (a FIFO) nor is followed (a link) nor
     fills the memory."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    with os.fdopen(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SMALL_BYTES:
             raise OSError(errno.EINVAL, "not a small file", str(path))
-        return file.read(MAX_SMALL_BYTES)
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read(MAX_SMALL_BYTES)
+    finally:
+        os.close(fd)
+
+
+def leave_note(path: Path, data: bytes) -> None:
+    """Write it unless it is there. Nothing depends on it: what cannot be written is only told."""
+    try:
+        with suppress(OSError):
+            if read_small(path) == data:
+                return
+        write_atomically(path, data)
+    except OSError as error:
+        logger.warning("%s could not be written: %s", path.name, error.strerror)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -77,7 +77,7 @@ class Described:
         def ask(case: Case[Any], n_odd: int) -> None:
             if isinstance(case.body, dict):
                 case.body = usual | dict(list(case.body.items())[:n_odd])
-            response = case.call(base_url=self._url)
+            response = case.call(base_url=self._url, timeout=120.0)
             self.statuses[operation.label, response.status_code] += 1
             case.validate_response(response, checks=self._checks())
 

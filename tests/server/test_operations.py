@@ -63,6 +63,12 @@ def test_metrics_count_pulls_and_the_process(server: RunningServer, tmp_path: Pa
     assert now["process_resident_memory_bytes", ()] > 0
 
 
+@pytest.mark.parametrize("name", ["stub", "stub:latest"])
+def test_a_configured_model_is_here_whatever_pulls_it(server: RunningServer, name: str) -> None:
+    """Codex pulls a model whose exact name is not listed."""
+    assert server.post("/api/pull", {"model": name, "stream": False}) == (200, {"status": "success"})
+
+
 def samples(server: RunningServer) -> dict[tuple[str, tuple[str, ...]], float]:
     _, text = server.request("GET", "/metrics")
     return {

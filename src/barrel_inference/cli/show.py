@@ -10,7 +10,7 @@ import typer
 
 from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry
-from barrel_inference.cli.report import Json, human_bytes, print_json
+from barrel_inference.cli.report import Json, human_bytes, print_json, printable
 from barrel_inference.errors import ConfigError
 from barrel_inference.registry import Manifest, Registry
 from barrel_inference.registry.gguf import Skipped
@@ -168,4 +168,4 @@ def _page(facts: Mapping[str, Any], sections: Mapping[str, Iterable[str]]) -> st
     """A section without lines is left out."""
     model = [f"{name:<20} {value}" for name, value in facts.items()]
     shown = {"Model": model, **sections}
-    return "\n\n".join("\n    ".join([f"  {title}", *lines]) for title, lines in shown.items() if lines)
+    return "\n\n".join("\n    ".join([f"  {title}", *map(printable, lines)]) for title, lines in shown.items() if lines)

@@ -5,13 +5,12 @@ Not in it: n_ctx, n_batch, n_seq_max, threads, paths. A tenant's salt enters the
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from barrel_inference.config import BLOCK_TOKENS
-from barrel_inference.files import read_small, write_atomically
+from barrel_inference.files import leave_note
 from barrel_inference.kvcache.chain import digest
 from barrel_inference.kvcache.record import VERSION
 
@@ -42,8 +41,4 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, folder: Path) -> None:
         """Leave a readable ``ns.json`` beside the blocks."""
-        path, data = folder / "ns.json", msgspec.json.format(msgspec.json.encode(self))
-        with suppress(OSError):
-            if read_small(path) == data:
-                return
-        write_atomically(path, data)
+        leave_note(folder / "ns.json", msgspec.json.format(msgspec.json.encode(self)))

@@ -132,7 +132,7 @@ class Server:
 
     def _operations(self) -> list[Operation]:
         options = self._options
-        found = ollama.routes(self.service, self._registry, local_files=auth.is_loopback(options.host))
+        found = ollama.routes(self.service, self._registry, options.models, local_files=auth.is_loopback(options.host))
         found += shared.merged(
             openai.routes(self.service, keep_alive=options.v1_keep_alive),
             anthropic.routes(self.service, keep_alive=options.v1_keep_alive, ping_s=options.ping_s),

@@ -11,7 +11,7 @@ from barrel_inference.chat.templates.template import Template
 from tests.chat.pieces import DEFINITIONS
 from tests.support.templates import templates
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
 ANSWERS: list[dict[str, Any]] = [

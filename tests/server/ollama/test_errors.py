@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import pytest
@@ -64,6 +65,12 @@ def test_bodies_that_are_none(server: RunningServer, body: bytes, words: str) ->
     status, answer = server.post("/api/chat", body)
     assert status == 400
     assert answer["error"].startswith(words)
+
+
+def test_encoded_bodies_are_named(server: RunningServer) -> None:
+    status, answer = server.request("POST", "/api/chat", gzip.compress(b"{}"), Content_Encoding="gzip")
+    assert status == 400
+    assert "'gzip'" in answer["error"]
 
 
 def test_any_content_type_will_do(server: RunningServer) -> None:

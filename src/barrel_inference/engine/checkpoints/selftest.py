@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from barrel_inference.engine.backend import Backend, DecodeStatus, Slice
 from barrel_inference.errors import BarrelError, CacheError
-from barrel_inference.files import read_small, write_atomically
+from barrel_inference.files import leave_note, read_small
 from barrel_inference.kvcache.layout import Assembly, Layout
 
 HEAD = 96  # a block and a half: what a block and a tail hold
@@ -31,7 +31,7 @@ def remembered_verdict(backend: Backend, layout: Layout, folder: Path) -> str:
             return "exact"
     verdict = run(backend, layout)
     if verdict == "exact":  # a failure may have been the machine's, and is tried again
-        write_atomically(path, passed)
+        leave_note(path, passed)
     return verdict
 
 

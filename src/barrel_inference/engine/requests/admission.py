@@ -174,9 +174,10 @@ class Admission:
 
     def _target(self, generation: Generation, live: Live) -> Sequence:
         """The donor itself if it loses nothing; otherwise the idle sequence worth least, an empty one first."""
-        free = self._free(generation)
-        if live.donor in free and live.donor and live.length == len(live.donor.tokens):
-            return live.donor
+        free, donor = self._free(generation), live.donor
+        is_ours = donor is not None and donor.session in (None, generation.request.session)
+        if donor and is_ours and donor in free and live.length == len(donor.tokens):
+            return donor
         return min(free, key=lambda s: (s.session is not None, bool(s.tokens), s.last_used))
 
     def _start(self, generation: Generation, target: Sequence, live: Live) -> None:

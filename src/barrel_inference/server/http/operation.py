@@ -82,6 +82,8 @@ async def read(request: Request, kind: type[T], *, empty: bytes | None = None) -
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if encoding := request.headers.get("content-encoding"):
+            raise InvalidRequestError(f"bodies encoded as {encoding[:20]!r} are not read: send it as it is") from None
         raise InvalidRequestError(f"invalid request: {error}", **_place(str(error))) from None
 
 

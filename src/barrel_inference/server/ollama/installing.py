@@ -4,7 +4,7 @@ registry is asked from threads where it may wait for the disk."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from barrel_inference.registry.names import parse_digest, parse_name, parse_spec
 from barrel_inference.server.http import record
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.streaming import NDJSON, Answer, Stream, ndjson
+from barrel_inference.server.models.catalog import tagged
 from barrel_inference.server.ollama import wire
 from barrel_inference.server.ollama.failure import copy_failure, failure, line
 from barrel_inference.server.ollama.listing import model_name
@@ -30,10 +31,12 @@ Events = AsyncGenerator[dict[str, Any], None]
 
 
 class Installing:
-    """``local_files``: whether specs may name files of this machine: only while its own users alone can ask."""
+    """``configured``: names that no registry is asked for. ``local_files``: whether specs may name files of this
+    machine: only while its own users alone can ask."""
 
-    def __init__(self, registry: Registry, *, local_files: bool) -> None:
+    def __init__(self, registry: Registry, configured: Iterable[str], *, local_files: bool) -> None:
         self._registry = registry
+        self._configured = frozenset(map(tagged, configured))
         self._local_files = local_files
 
     def operations(self) -> list[Operation]:
@@ -54,6 +57,8 @@ class Installing:
         name = model_name(body)
         check_source(name, local_files=self._local_files)
         record.current().model = name.partition("?")[0]  # a signed URL is a secret
+        if tagged(name) in self._configured:
+            return _progress(_nothing_to_do(), body.stream)
         own_name = body.name if body.model and body.name != body.model else None  # ours: what to call it here
         return _progress(self._registry.pull(name, name=own_name, insecure=bool(body.insecure)), body.stream)
 
@@ -89,6 +94,10 @@ class Installing:
     async def receive_blob(self, request: Request) -> Response:
         created = await self._registry.receive_blob(request.path_params["digest"], request.stream())
         return Response(status_code=201 if created else 200)
+
+
+async def _nothing_to_do() -> Events:
+    yield {"status": "success"}
 
 
 def check_source(spec: str, *, local_files: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from barrel_inference.registry import Registry
 from barrel_inference.server.http.operation import Operation
 from barrel_inference.server.ollama import account
@@ -11,10 +13,12 @@ from barrel_inference.server.ollama.listing import Listing
 from barrel_inference.server.service import ModelService
 
 
-def routes(service: ModelService, registry: Registry | None, *, local_files: bool) -> list[Operation]:
+def routes(
+    service: ModelService, registry: Registry | None, configured: Iterable[str], *, local_files: bool
+) -> list[Operation]:
     """Without a registry: what is configured can be asked, nothing installed."""
     found = Listing(service.catalog, service.pool).operations() + Generating(service).operations()
     found += account.operations()
     if registry is not None:
-        found += Installing(registry, local_files=local_files).operations()
+        found += Installing(registry, configured, local_files=local_files).operations()
     return found
