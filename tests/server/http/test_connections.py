@@ -76,6 +76,6 @@ def test_who_comes_when_too_many_are_connected(tmp_path: Path, caplog: pytest.Lo
         idle.close()
         until(lambda: not server.listener.server_state.connections)
         assert server.request("GET", "/api/tags")[0] == 200
-    told = [json.loads(each.message) for each in caplog.records]  # a line follows its answer: /health's may be among them
+    told = [json.loads(each.message) for each in caplog.records]  # /health's may come late
     refused = [(each["path"], each["error"]) for each in told if each["path"] != "/health"]
     assert refused == [("/api/chat", "queue_full"), ("/v1/chat/completions", "queue_full")]
