@@ -22,7 +22,7 @@ from barrel_inference.registry import Registry
 from barrel_inference.registry.create import CreateRequest
 from barrel_inference.registry.locks import Lease, leased, locked, try_lock
 from tests.registry.conftest import open_registry, pull
-from tests.registry.weights import model
+from tests.registry.weights import model, shards
 from tests.support.hub import Hub
 from tests.support.waiting import eventually
 
@@ -57,10 +57,33 @@ async def test_a_shared_blob_stays_until_its_last_name_goes(hub: Hub, registry: 
 async def test_a_loaded_model_is_spared(hub: Hub, registry: Registry) -> None:
     publish(hub)
     await pull(registry, "a")
-    with registry.hold(registry.resolve("a")), registry.hold_files(registry.locate("a").path, Path("/elsewhere")):
+    with registry.hold_files(registry.locate("a").path, Path("/elsewhere")):
         registry.remove("a")
         registry.gc()
         assert len(blob_names(registry)) == 1
+    registry.gc()
+    assert blob_names(registry) == set()
+
+
+@pytest.mark.parametrize("linked", ["hard", "symbolic"])
+async def test_all_parts_of_a_loaded_split_model_are_spared(registry: Registry, tmp_path: Path, linked: str) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for number, part in enumerate(shards(3), 1):
+        (folder / f"m-{number:05d}-of-00003.gguf").write_bytes(part)
+    async for _ in registry.create("a", CreateRequest(modelfile="FROM ./m-00001-of-00003.gguf", directory=str(folder))):
+        pass
+    first = registry.locate("a").path
+    if linked == "symbolic":  # as on a file system without hard links
+        for name, shard in zip(sorted(first.parent.iterdir()), registry.resolve("a").shards, strict=True):
+            name.unlink()
+            name.symlink_to(shard.blob_path)
+    parts = sorted(first.parent.iterdir())
+    contents = [part.read_bytes() for part in parts]
+    with registry.hold_files(first):
+        registry.remove("a")
+        registry.gc()
+        assert [part.read_bytes() for part in parts] == contents
     registry.gc()
     assert blob_names(registry) == set()
 
@@ -87,7 +110,7 @@ import sys, time
 from pathlib import Path
 from barrel_inference.registry import Registry
 registry = Registry(Path(sys.argv[1]))
-with registry.hold(registry.resolve("a")):
+with registry.hold_files(registry.locate("a").path):
     print("held", flush=True)
     time.sleep(600)
 """

@@ -87,6 +87,13 @@ class Blobs:
                     yield name[7:71], path
 
 
+def linked_parts(path: Path) -> list[Path]:
+    """What the parts of a split model point to, given one of them; hard links need nothing else."""
+    if path.parent.suffix != ".shards":
+        return []
+    return [part.readlink() for part in path.parent.iterdir() if part.is_symlink()]
+
+
 def hash_file(path: Path, on_bytes: OnBytes | None = None) -> str:
     """``sha256:<hex>`` of a regular file; ``on_bytes`` is called with the running total."""
     if not stat.S_ISREG(path.stat().st_mode):

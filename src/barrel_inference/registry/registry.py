@@ -23,7 +23,7 @@ import msgspec
 from barrel_inference.config import RegistryOpts, RuntimeConfig
 from barrel_inference.errors import InvalidModelError, ModelNotFoundError, ReadOnlyError, RegistryError
 from barrel_inference.registry import gguf, gotemplate
-from barrel_inference.registry.blobs import Blobs, hash_file, require_digest
+from barrel_inference.registry.blobs import Blobs, hash_file, linked_parts, require_digest
 from barrel_inference.registry.feed import Event, Feed
 from barrel_inference.registry.files import Root, absolute, default_root, writing
 from barrel_inference.registry.locks import Lease
@@ -203,19 +203,13 @@ class Registry:
                     checked[key] = _problem(Path(file.blob_path), file.digest)
                 yield Verified(str(manifest.model_name), file.digest, checked[key])
 
-    def hold(self, manifest: Manifest) -> contextlib.AbstractContextManager[None]:
-        """While a model is loaded: gc of any process spares its files."""
-        return self._hold([digest[7:] for digest in manifest.digests])
-
-    def hold_files(self, *paths: Path) -> contextlib.AbstractContextManager[None]:
-        """The same for files by path; those that are not of this root need no holding."""
-        blobs = os.fspath(self._ground.root.blobs) + os.sep
-        return self._hold(
-            [match[1] for path in map(os.fspath, paths) if path.startswith(blobs) and (match := _HEX.search(path))]
-        )
-
     @contextlib.contextmanager
-    def _hold(self, hexes: Sequence[str]) -> Iterator[None]:
+    def hold_files(self, *paths: Path) -> Iterator[None]:
+        """While they are loaded: gc of any process spares them, and of a split model all parts. Files that are not of
+        this root need no holding."""
+        blobs = os.fspath(self._ground.root.blobs) + os.sep
+        files = [os.fspath(file) for path in paths for file in (path, *linked_parts(path))]
+        hexes = [match[1] for file in files if file.startswith(blobs) and (match := _HEX.search(file))]
         lease = self._lease(hexes) if hexes else None
         try:
             yield
