@@ -158,7 +158,7 @@ class StoredCheckpoints(Checkpoints):
             cold=is_cold,
             limit=limit,
             at_least=at_least,
-            is_resident=self._is_resident,
+            is_resident=lambda plan: self._is_resident(plan, plan.length),
             await_more=lambda plan: self._await_more(plan, deadline),
         )
 
@@ -221,8 +221,8 @@ class StoredCheckpoints(Checkpoints):
         is_pending = self._store.is_pending(key)
         return is_pending and self._writer.wait_for(lambda: not self._store.is_pending(key), max(0.0, left_s))
 
-    def _is_resident(self, plan: StoredPlan, n: int | None = None) -> bool:
-        n = plan.length if n is None else n
+    def _is_resident(self, plan: StoredPlan, n: int) -> bool:
+        """A sequence of the context holds the first ``n`` tokens, as far as is known."""
         return any(
             sequence.salt == plan.salt and tuple(sequence.tokens[:n]) == plan.tokens[:n]
             for sequence in list(self._residents.values())

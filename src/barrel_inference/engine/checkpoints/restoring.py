@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 4  # each failed one gives up at least one bad object
 
 Touched = Callable[[str, tuple[str, ...]], None]
-IsResident = Callable[["StoredPlan"], bool]
+Asked = Callable[["StoredPlan"], bool]
 
 
 @dataclass(eq=False)
@@ -84,8 +84,8 @@ class Restorer:
         cold: bool,
         limit: Limit | None,
         at_least: int,
-        is_resident: IsResident = lambda plan: False,
-        await_more: IsResident = lambda plan: False,
+        is_resident: Asked = lambda plan: False,
+        await_more: Asked = lambda plan: False,
     ) -> StoredPlan:
         """``await_more``: something that continues the plan has been written meanwhile. ``is_resident``: a sequence of
         the context holds as much, so that the plan will hardly be restored; then nothing is read ahead."""

@@ -85,8 +85,9 @@ class Admission:
         """While others run, idle sequences leave the context if the store holds them (all but ``keep``): attention on
         the CPU looks at every cell in use, and new cells go behind them."""
         for sequence in self._sequences:
-            is_needless = not sequence.writes or (self._idle_costs and self._store.holds(sequence))
-            if sequence is not keep and sequence.is_idle and sequence.session is None and is_needless:
+            if sequence is keep or not sequence.is_idle or not sequence.tokens or sequence.session is not None:
+                continue
+            if not sequence.writes or (self._idle_costs and self._store.holds(sequence)):
                 self.prefix.empty(sequence)
 
     @property

@@ -179,9 +179,8 @@ class _Tokens:
     def __init__(self, tokens: list[Token], line: int) -> None:
         self._tokens, self._at, self._line = tokens, 0, line
 
-    def peek(self, ahead: int = 0) -> Token | None:
-        position = self._at + ahead
-        return self._tokens[position] if position < len(self._tokens) else None
+    def peek(self) -> Token | None:
+        return self._tokens[self._at] if self._at < len(self._tokens) else None
 
     def error(self) -> TemplateError:
         token = self.peek()

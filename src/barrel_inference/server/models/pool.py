@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -81,20 +80,21 @@ class Pool:
         known = record.current()
         known.model, known.model_known = entry.name, True
         clock = self._timers.time
-        marks = [clock()]
+        began, admitted, ready = clock(), None, None
         if not slot.in_use:
             slot.keep.forget()
         slot.keep.enter(keep_s)
         try:
             async with slot.gate.admit(known.client):
-                marks.append(clock())
+                admitted = clock()
                 async with slot.use(wanted, hints) as model:
-                    marks.append(clock())
-                    yield Lease(model, entry, slot.n_ctx, marks[-1] - marks[0])
-        finally:
-            queued, *loading = _between([*marks, clock()][:3])
-            known.queued_s += queued
-            known.load_s += sum(loading)
+                    ready = clock()
+                    yield Lease(model, entry, slot.n_ctx, ready - began)
+        finally:  # whatever it did not come to has taken no time
+            admitted = clock() if admitted is None else admitted
+            ready = clock() if ready is None else ready
+            known.queued_s += admitted - began
+            known.load_s += ready - admitted
             slot.keep.leave()
             if not slot.keep.active:
                 self._changed.set()
@@ -243,7 +243,3 @@ class Pool:
 
 def _same(first: Entry, second: Entry) -> bool:
     return first.name == second.name or (first.path is not None and first.path == second.path)
-
-
-def _between(marks: list[float]) -> list[float]:
-    return [later - earlier for earlier, later in pairwise(marks)]
