@@ -24,14 +24,16 @@ MAX_QUEUE = ServerOptions().max_queue
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    reading = {**STUB, "context_opts": {"n_ctx": 2048}}
     models = {
         "slow": SLOW,
-        "reading": {**STUB, "context_opts": {"n_ctx": 2048}, "stub": {"token_delay_ms": 10.0, "model": "reading"}},
+        "reading": {**reading, "stub": {"token_delay_ms": 10.0, "model": "reading"}},  # of one test, which counts
+        "ahead": {**reading, "stub": {"token_delay_ms": 10.0, "model": "ahead"}},
         "loading": {**STUB, "stub": {"load_s": 2.0, "model": "loading"}},
         "narrow": {**SLOW, "context_opts": {"n_ctx": 512, "n_seq_max": 1}, "stub": {**SLOW["stub"], "model": "n"}},
     }
     with RunningServer(tmp_path_factory.mktemp("server"), models=models) as running:
-        for name in ("slow", "reading", "narrow"):
+        for name in ("slow", "reading", "ahead", "narrow"):
             assert running.post("/api/generate", {"model": name, "prompt": ""})[0] == 200
         yield running
 
@@ -82,7 +84,7 @@ def test_while_it_is_generated(server: RunningServer, path: str, stream: bool) -
     until(lambda: engine_running(server, "slow") == 0)
 
 
-@pytest.mark.parametrize("model", ["slow", "narrow", "reading"])
+@pytest.mark.parametrize("model", ["slow", "narrow", "ahead"])
 def test_with_another_request_behind_the_one_in_hand(server: RunningServer, model: str) -> None:
     """In the queue and while a prompt is read nothing is written, so only reading on shows that the client has left."""
     body = {"model": model, "raw": True, "prompt": "x" * 400, "options": LONG}
