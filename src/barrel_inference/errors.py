@@ -194,6 +194,12 @@ class UnreachableError(BarrelError):
     code = "unreachable"
 
 
+class ListenError(BarrelError):
+    """The address cannot be had now: another process has it, or its interface is not up yet."""
+
+    code = "cannot_listen"
+
+
 class RegistryError(BarrelError):
     code = "registry_error"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from datetime import datetime
@@ -16,6 +17,7 @@ import typer
 from barrel_inference.cli import main as cli
 from barrel_inference.cli.installed import relative
 from barrel_inference.cli.report import (
+    EXIT_FAILED,
     EXIT_NOT_FOUND,
     EXIT_REFUSED,
     EXIT_USAGE,
@@ -94,6 +96,13 @@ def test_version_is_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_flag_of_serve_is_refused_before_it_listens(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", flag]) == EXIT_USAGE
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_port_in_use_is_a_failure_that_may_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not a wrong value, after which a supervisor would not try again."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert cli.main(["serve", f"--port={taken.getsockname()[1]}"]) == EXIT_FAILED
+    assert "address already in use  (if another process listens there" in capsys.readouterr().err
 
 
 def test_every_command_understands_the_variables_that_the_server_does() -> None:

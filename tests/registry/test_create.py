@@ -196,6 +196,8 @@ async def test_edit_changes_parameters_in_place(registry: Registry, base: str) -
     assert again.system is None and again.template is None
     with pytest.raises(ModelfileError):
         registry.edit("base", parameters={"nope": 1})
+    with pytest.raises(ModelfileError, match="did you mean temperature"):
+        registry.edit("base", unset=["temprature"])
     for template in ("{{ if", "{% if %}"):
         with pytest.raises(TemplateError):
             registry.edit("base", template=template)

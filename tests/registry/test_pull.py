@@ -118,8 +118,8 @@ async def test_split_models_become_one(hub: Hub, registry: Registry) -> None:
 async def test_an_ollama_model_with_all_its_layers(hub: Hub, registry: Registry) -> None:
     projector = model(500, 5, **{"general.type": "mmproj", "general.architecture": "clip"})
     layers = [("model", CONTENT), ("template", TEMPLATE), ("system", b"Be kind."), ("license", b"MIT")]
-    layers += [("params", b'{"stop":["<end>"],"num_ctx":999,"who":1}'), ("projector", projector), ("license", b"B")]
-    layers += [("messages", b'[{"role":"user","content":"hi"}]')]
+    layers += [("params", b'{"stop":["<end>"],"num_ctx":999,"who":1,"top_k":"many"}'), ("projector", projector)]
+    layers += [("license", b"B"), ("messages", b'[{"role":"user","content":"hi"}]')]
     hub.ollama("library/tiny", layers)
     events = await pull(registry, "tiny")
     assert events[0]["status"] == "pulling manifest" and events[-1]["status"] == "success"

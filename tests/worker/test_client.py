@@ -138,6 +138,7 @@ async def test_a_cancelled_request_ends_with_its_worker() -> None:
     completion = (await one.next()).completion
     assert completion is not None
     assert (completion.text, completion.tokens, completion.finish_reason) == ("1", (1,), "cancelled")
+    assert completion.usage == Usage(prompt_tokens=3, completion_tokens=1)
 
 
 async def test_an_error_ends_it_and_nothing_follows() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
 from barrel_inference.config import LoadOptions
 from barrel_inference.worker.channel import AsyncChannel
-from barrel_inference.worker.messages import PROTOCOL, Cancel, Failed, Load, Progress, Ready
+from barrel_inference.worker.messages import PROTOCOL, Call, Cancel, Failed, Load, Progress, Ready
 from barrel_inference.worker.process import WorkerProcess, worker_command
 
 STUB = LoadOptions(id="m", backend="stub", stub={"load_s": 0.4})
@@ -43,3 +44,23 @@ async def test_it_ends_when_the_runtime_is_gone(wait_for: type | None) -> None:
             pass
     channel.close()
     assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("broken", ["intake.Intake.cancel", "intake.Intake._reply"], ids=["reader", "intake"])
+async def test_it_ends_with_any_of_its_threads(broken: str) -> None:
+    """Deaf, it would hold its clients for ever."""
+    module, name, method = broken.split(".")
+    program = f"""
+from barrel_inference.worker import __main__
+from barrel_inference.worker.child import {module}
+{module}.{name}.{method} = None  # calling it is a TypeError
+__main__.main()
+"""
+    process, sock = WorkerProcess.spawn("m", [sys.executable, "-c", program])
+    channel = await AsyncChannel.open(sock)
+    channel.send([Load(PROTOCOL, STUB)])
+    channel.send([Cancel("r"), Call(1, "facts", {})])
+    while await channel.receive() is not None:
+        pass
+    assert await process.wait() == 1
+    channel.close()

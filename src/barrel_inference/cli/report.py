@@ -50,6 +50,7 @@ _CURES = {
     "out_of_memory": "take a smaller quantization, or less context with --ctx",
     "decode_timeout": "the machine is slow or busy; context_opts.decode_budget_ms is the limit",
     "context_exceeded": "raise --ctx, or shorten the prompt",
+    "cannot_listen": "if another process listens there, end it or choose another address with --port or --host",
     "tier_unusable": "name a directory that can be written",
     "disk_full": "barrel-inference gc removes what no model uses",
 }

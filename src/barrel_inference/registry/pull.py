@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from typing import Any
 
 import msgspec
 
-from barrel_inference.errors import InvalidModelError
+from barrel_inference.errors import InvalidModelError, ModelfileError
 from barrel_inference.registry import gguf
 from barrel_inference.registry.download.network import Network, NetworkPolicy, host_and_port
 from barrel_inference.registry.install import Brought, Installation, OnStatus
 from barrel_inference.registry.manifest import File, Manifest, describe, timestamp
 from barrel_inference.registry.modelfile import check_parameters, loader_options
-from barrel_inference.registry.modelfile.parameters import IGNORED, PARAMETERS
 from barrel_inference.registry.names import ModelName, Spec
 from barrel_inference.registry.sources import Artifact, Context, Resolution, resolver
 from barrel_inference.registry.store import Ground
+
+log = logging.getLogger(__name__)
 
 
 async def pull(ground: Ground, spec: Spec, name: ModelName, insecure: bool, status: OnStatus) -> Manifest:
@@ -95,4 +97,13 @@ def describe_model(
 
 def kept_parameters(values: dict[str, Any]) -> dict[str, Any]:
     """A registry's own parameters, typed; what this version does not know is left out rather than fatal."""
-    return check_parameters({key: value for key, value in values.items() if key in PARAMETERS or key in IGNORED})
+    kept: dict[str, Any] = {}
+    left_out = []
+    for name, value in values.items():
+        try:
+            kept |= check_parameters({name: value})
+        except ModelfileError as error:
+            left_out.append(error.message)
+    if left_out:
+        log.warning("%d parameters of the registry are left out, the first because %s", len(left_out), left_out[0])
+    return kept

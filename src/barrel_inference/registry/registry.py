@@ -29,6 +29,7 @@ from barrel_inference.registry.files import Root, absolute, default_root, writin
 from barrel_inference.registry.locks import Lease
 from barrel_inference.registry.manifest import Manifest, timestamp
 from barrel_inference.registry.modelfile import Modelfile, check_parameters, loader_options, render
+from barrel_inference.registry.modelfile.parameters import IGNORED, known
 from barrel_inference.registry.names import is_weights_path, name_of, parse_digest, parse_name, parse_spec
 from barrel_inference.registry.store import Ground, Listing, Store
 
@@ -171,6 +172,8 @@ class Registry:
 
     def _edited(self, old: Manifest, changes: dict[str, Any], unset: frozenset[str]) -> Manifest:
         cap = self.options.max_context_size
+        for name in unset.difference(old.parameters, IGNORED):
+            known(name)
         kept = {name: value for name, value in old.parameters.items() if name not in unset}
         parameters = {**kept, **changes}
         stale = loader_options(old.parameters, cap).keys() - loader_options(parameters, cap).keys()

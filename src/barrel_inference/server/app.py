@@ -31,7 +31,6 @@ from barrel_inference.server.http.operation import Operation
 from barrel_inference.server.http.record import Record
 from barrel_inference.server.http.streaming import Failure, UnderWay
 from barrel_inference.server.models.catalog import Catalog, Configured
-from barrel_inference.server.models.keepalive import Timers
 from barrel_inference.server.models.pool import Pool
 from barrel_inference.server.models.registered import Registered
 from barrel_inference.server.models.slot import Runtime as SlotRuntime
@@ -45,7 +44,7 @@ from barrel_inference.server.openai import routes as openai
 from barrel_inference.server.openai import wire as openai_wire
 from barrel_inference.server.openai.failure import failure as openai_failure
 from barrel_inference.server.service import ModelService
-from barrel_inference.worker.memory import MemoryReader, PsutilMemory
+from barrel_inference.worker.memory import PsutilMemory
 
 
 class _Dialect(NamedTuple):
@@ -71,15 +70,7 @@ class Runtime(SlotRuntime, Protocol):
 class Server:
     """``asgi`` is the application. ``start`` and ``close`` belong around its serving."""
 
-    def __init__(
-        self,
-        config: RuntimeConfig,
-        runtime: Runtime,
-        registry: Registry | None,
-        *,
-        memory: MemoryReader | None = None,
-        timers: Timers | None = None,
-    ) -> None:
+    def __init__(self, config: RuntimeConfig, runtime: Runtime, registry: Registry | None) -> None:
         options = config.server
         self._options = options
         self._registry = registry
@@ -87,8 +78,8 @@ class Server:
         self.pool = Pool(
             runtime,
             options,
-            memory=PsutilMemory() if memory is None else memory,
-            timers=asyncio.get_running_loop() if timers is None else timers,
+            memory=PsutilMemory(),
+            timers=asyncio.get_running_loop(),
             max_context=config.registry.max_context_size,
             defaults=_save_tier(config),
         )

@@ -19,7 +19,7 @@ import uvicorn
 
 from barrel_inference.aio import AsyncRuntime
 from barrel_inference.config import RuntimeConfig, ServerOptions
-from barrel_inference.errors import ConfigError
+from barrel_inference.errors import ConfigError, ListenError
 from barrel_inference.registry import Registry
 from barrel_inference.server.app import Server
 from barrel_inference.server.http import auth
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 async def serve(config: RuntimeConfig, *, listening: Callable[[str], None] = lambda url: None) -> None:
-    """Until a signal. ``listening`` hears the URL once connections are accepted. Raises ConfigError."""
+    """Until a signal. ``listening`` hears the URL once connections are accepted. Raises ConfigError and ListenError."""
     check_exposure(config.server)
     _raise_open_files()
     with bind(config.server) as bound:
@@ -65,9 +65,7 @@ def bind(options: ServerOptions) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"cannot listen on {options.host}:{options.port}: {reason.lower()}", option="server.port"
-        ) from None
+        raise ListenError(f"cannot listen on {options.host}:{options.port}: {reason.lower()}") from None
     return listener
 
 

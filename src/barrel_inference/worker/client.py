@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from barrel_inference.errors import BarrelError, from_dict
-from barrel_inference.types import Chunk, Completion, Request, Resume, TokenLogprob, Usage
+from barrel_inference.types import CacheReport, Chunk, Completion, Request, Resume, TokenLogprob, Usage
 from barrel_inference.worker.messages import Call, Msg, Output, Reply, Started, Submit
 
 
@@ -99,9 +99,20 @@ class Flight(Pending):
 
     def finish_cancelled(self) -> None:
         """End it without a worker's help, with what was delivered so far."""
-        if not self.done:
-            text, tokens = "".join(self._text), tuple(self._emitted)
-            self._deliver(Chunk(completion=Completion(text=text, tokens=tokens, finish_reason="cancelled")))
+        if self.done:
+            return
+        started = self._started or Started("", (), 0, 0, CacheReport())
+        usage = msgspec.structs.replace(_of_prompt(started), completion_tokens=len(self._emitted))
+        completion = Completion(
+            text="".join(self._text),
+            tokens=tuple(self._emitted),
+            finish_reason="cancelled",
+            seed=started.seed,
+            cache=started.cache,
+            usage=usage,
+            prompt_tokens=started.prompt_tokens,
+        )
+        self._deliver(Chunk(completion=completion))
 
     def start(self, message: Started) -> None:
         """Keep the first one: the cuts of the original prefill are what a resume must repeat."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,19 @@ async def test_endless_bodies_are_cut(hub: Hub) -> None:
     async with Network(NetworkPolicy(private_hosts=frozenset({host_and_port(hub.url)}))) as network:
         with pytest.raises(PullError, match="more than 100000 bytes"):
             await network.read(f"{hub.url}/x", 100_000)
+
+
+async def test_small_bodies_wait_as_long_as_the_server_says(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    hub.serve("/x", b"at last").faults = [Fault(status=429, headers={"Retry-After": "7"}), Fault(status=503)]
+    async with Network(NetworkPolicy(private_hosts=frozenset({host_and_port(hub.url)}))) as network:
+        assert (await network.read(f"{hub.url}/x", 100))[1] == b"at last"
+    assert [seconds for seconds in slept if seconds] == [7.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from barrel_inference.registry.modelfile import Modelfile, parse, render
 from barrel_inference.registry.modelfile.grammar import Command, format_command, parse_commands
 from barrel_inference.registry.modelfile.parameters import (
     PARAMETERS,
+    Parameter,
     check_parameter,
     check_parameters,
     loader_options,
@@ -162,8 +163,13 @@ PARAMETER_VALUES = {
 
 
 def parameters() -> st.SearchStrategy[dict[str, Any]]:
-    kinds = {n: PARAMETER_VALUES.get(p.kind, st.sampled_from(p.kind.split("|"))) for n, p in PARAMETERS.items()}
-    return st.fixed_dictionaries({}, optional=kinds)
+    return st.fixed_dictionaries({}, optional={name: values_of(parameter) for name, parameter in PARAMETERS.items()})
+
+
+def values_of(parameter: Parameter) -> st.SearchStrategy[Any]:
+    if parameter.least is not None:
+        return st.integers(parameter.least, 2**62)
+    return PARAMETER_VALUES.get(parameter.kind, st.sampled_from(parameter.kind.split("|")))
 
 
 SAFE = VALUES.filter(lambda text: '"""' not in text)
@@ -213,7 +219,7 @@ def test_json_values(name: str, given_value: Any, value: Any) -> None:
     [("temperature", "1"), ("temperature", True), ("num_ctx", 1.5), ("stop", [1]), ("use_mmap", 1), ("nope", 1)]
     + [("temperature", value) for value in (float("nan"), float("inf"), 10**400)]
     + [("seed", value) for value in (float("nan"), float("-inf"), 1 << 63, 1e300)]
-    + [("stop", ["\udcff"]), ("stop", "\ud800")],
+    + [("stop", ["\udcff"]), ("stop", "\ud800"), ("num_batch", 0), ("num_parallel", -1)],
 )
 def test_json_values_of_the_wrong_type(name: str, value: Any) -> None:
     with pytest.raises(ModelfileError):

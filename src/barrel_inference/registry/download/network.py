@@ -110,15 +110,17 @@ class Network:
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         """A whole, small body, tried again a few times; more than ``limit`` bytes is a ``PullError``."""
         for pause in (0.5, 2.0, None):
+            told = None
             try:
                 async with await self.get(url, headers=headers, credential=credential) as response:
                     body = await read_bounded(response, limit)
                 if response.status not in RETRYABLE or pause is None:
                     return response, body
+                told = retry_after_s(response.headers.get("Retry-After"), time.time())
             except TransientError:
                 if pause is None:
                     raise
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause if told is None else told)
         raise AssertionError  # the last round returns or raises
 
     async def _one(self, url: str, headers: dict[str, str], credential: Credential | None) -> aiohttp.ClientResponse:

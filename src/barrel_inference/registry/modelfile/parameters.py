@@ -14,19 +14,20 @@ from barrel_inference.errors import ModelfileError
 class Parameter(NamedTuple):
     kind: str  # int, float, bool, str, or the choices joined by |
     loader: str | None = None  # the manifest loader key it sets; None: it belongs to requests
+    least: int | None = None
 
 
 _KV_TYPES = "|".join(get_args(KvType))
 PARAMETERS: dict[str, Parameter] = {
     "num_ctx": Parameter("int", "n_ctx"),
-    "num_batch": Parameter("int", "n_batch"),
+    "num_batch": Parameter("int", "n_batch", least=1),
     "num_gpu": Parameter("int", "n_gpu_layers"),
     "main_gpu": Parameter("int", "main_gpu"),
     "num_thread": Parameter("int", "n_threads"),
     "use_mmap": Parameter("bool", "use_mmap"),
     "use_mlock": Parameter("bool", "use_mlock"),
     "weight_residency": Parameter("|".join(get_args(WeightResidency)), "weight_residency"),
-    "num_parallel": Parameter("int", "n_seq_max"),
+    "num_parallel": Parameter("int", "n_seq_max", least=1),
     "flash_attn": Parameter("bool", "flash_attn"),
     "type_k": Parameter(_KV_TYPES, "type_k"),
     "type_v": Parameter(_KV_TYPES, "type_v"),
@@ -69,7 +70,7 @@ def parse_parameter(name: str, text: str) -> Any:
 
 def check_parameter(name: str, value: Any) -> Any:
     """The same for values that come as JSON. ``stop`` may be a list; whole numbers may stand for floats."""
-    kind = known(name).kind
+    kind, _, least = known(name)
     if name == "stop":
         values = [value] if isinstance(value, str) else value
         if isinstance(values, (list, tuple)) and all(isinstance(item, str) and is_unicode(item) for item in values):
@@ -78,11 +79,17 @@ def check_parameter(name: str, value: Any) -> Any:
         if kind == "float" and abs(value) <= MAX_FLOAT:
             return float(value)
         if kind == "int" and -(1 << 63) <= value < 1 << 63 and value == int(value):
-            return int(value)
+            return _at_least(least, int(value), name)
     elif (kind == "bool" and isinstance(value, bool)) or ("|" in kind and value in kind.split("|")):
         return value
     allowed = kind.replace("|", ", ") if "|" in kind else {"stop": "an array of strings"}.get(name, f"of type {kind}")
     raise ModelfileError(f"parameter {name} must be {'one of ' if '|' in kind else ''}{allowed}", parameter=name)
+
+
+def _at_least(least: int | None, value: int, name: str) -> int:
+    if least is not None and value < least:
+        raise ModelfileError(f"parameter {name} must be at least {least}", parameter=name)
+    return value
 
 
 def is_unicode(text: str) -> bool:

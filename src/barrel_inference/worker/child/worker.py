@@ -41,6 +41,7 @@ class Worker:
         self._save_s = 0.0
 
     def run(self) -> None:
+        threading.excepthook = self._thread_failed
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
             parts = self._parts = assemble(self._options, self.send)
@@ -99,6 +100,12 @@ class Worker:
                 log.error("a second Load is ignored")
             case _:
                 assert_never(message)
+
+    def _thread_failed(self, what: threading.ExceptHookArgs) -> None:
+        """A worker without one of its threads would hold its clients for ever; another one takes its requests over."""
+        name = what.thread.name if what.thread else "a thread"
+        log.error("the %s thread failed", name, exc_info=what.exc_value)
+        self._exit(1)
 
     def _orphaned(self) -> None:
         """The runtime is gone, and so is every client; only what is in the writer's hands is still worth something."""
