@@ -21,6 +21,7 @@ import xxhash
 
 from barrel_inference.files import read_small, write_atomically
 from barrel_inference.kvcache.chain import pack_tokens, unpack_tokens
+from barrel_inference.trouble import Trouble
 
 MAX_FILES = 4096
 MAX_BYTES = 64 << 20
@@ -47,7 +48,7 @@ class Shelf:
         self._lock = threading.Lock()
         self._files = _listed(folder)  # name: bytes; oldest first
         self._n_puts = 0
-        self._is_failing = False
+        self._trouble = Trouble(logger)
 
     @property
     def names(self) -> list[str]:
@@ -63,11 +64,9 @@ class Shelf:
                 raise NotADirectoryError(errno.ENOTDIR, "a symbolic link")
             write_atomically(self._folder / name, CHECKSUM.pack(xxhash.xxh3_64_intdigest(data)) + data)
         except OSError as error:
-            level = logging.DEBUG if self._is_failing else logging.WARNING
-            logger.log(level, "what was written cannot be remembered in %s: %s", self._folder, error)
-            self._is_failing = True
+            self._trouble.tell("what was written cannot be remembered in %s: %s", self._folder, error)
             return False
-        self._is_failing = False
+        self._trouble.is_over()
         with self._lock:
             self._enter(name, len(data) + CHECKSUM.size)
         return True

@@ -19,6 +19,7 @@ from barrel_inference.kvcache.reader import Memory
 from barrel_inference.kvcache.record import Name, ObjectKind, Provenance, Record, encode, payload_hash
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import NoRoomError, Tier
+from barrel_inference.trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class Writer:
         self._writing: Capture | None = None
         self._rooms = 0  # answers of the janitor so far
         self._is_full = False
-        self._is_failing = False
+        self._trouble = Trouble(logger)
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="kv-write", daemon=True)
         self._thread.start()
@@ -168,12 +169,12 @@ class Writer:
             self.is_accepted = False
             self.counters["drops"] += 1
         except OSError as error:
-            level = logging.DEBUG if self._is_failing else logging.WARNING  # told once, until one succeeds
-            logger.log(level, "saving to tier %s failed: %s", self._tier.name, error)
-            self._is_failing, self.is_accepted = True, False
+            self._trouble.tell("saving to tier %s failed: %s", self._tier.name, error)
+            self.is_accepted = False
             self.counters["save_errors"] += 1
         else:
-            self._is_failing, self.is_accepted = False, True
+            self._trouble.is_over()
+            self.is_accepted = True
             self._store.saved(item.name, record)
             if written:
                 self.counters[f"saves_{reason}"] += 1

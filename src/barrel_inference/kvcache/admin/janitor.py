@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -23,13 +23,13 @@ from barrel_inference.kvcache.policy import Facts, Node, victims
 from barrel_inference.kvcache.record import Name
 from barrel_inference.kvcache.store import read_header
 from barrel_inference.kvcache.tier import Stored, Tier
+from barrel_inference.trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
 RECOUNT_S = 600.0
 REMEMBER_S = 60.0
 MAX_HINTS = 200_000
-PRESSURE = " pressure"  # among what is failing; no tier's name
 PRESSURE_SHARE = 0.1  # of the tmpfs tiers, evicted before memory is measured again
 UNKNOWN = Facts(0.1, 0)
 
@@ -68,7 +68,8 @@ class Janitor:
         self._recounted: dict[str, float] = {}
         self._remembered = clock()
         self._wanted: dict[str, int] = {}
-        self._failing: set[str] = set()  # tiers whose trouble has been told
+        self._troubles: defaultdict[str, Trouble] = defaultdict(lambda: Trouble(logger))  # by tier
+        self._blindness = Trouble(logger)
         self._wake = threading.Condition()
         self._is_stopping = False
         self._thread: threading.Thread | None = None
@@ -130,12 +131,9 @@ class Janitor:
         for tier in tiers:
             try:
                 self._care_for(tier, wanted.get(tier.name, 0), now)
-                self._failing.discard(tier.name)
+                self._troubles[tier.name].is_over()
             except OSError as error:
-                logger.log(
-                    logging.DEBUG if tier.name in self._failing else logging.WARNING, "tier %s: %s", tier.name, error
-                )
-                self._failing.add(tier.name)
+                self._troubles[tier.name].tell("tier %s: %s", tier.name, error)
         for name in wanted:
             self._on_room(name)
         self._relieve(tiers)
@@ -184,11 +182,9 @@ class Janitor:
         try:
             used = float(self._memory())
         except Exception as error:
-            level = logging.DEBUG if PRESSURE in self._failing else logging.WARNING
-            logger.log(level, "memory pressure cannot be measured: %r", error)
-            self._failing.add(PRESSURE)
+            self._blindness.tell("memory pressure cannot be measured: %r", error)
             return 0.0
-        self._failing.discard(PRESSURE)
+        self._blindness.is_over()
         return used
 
     def _shrink(self, tier: Tier) -> int:

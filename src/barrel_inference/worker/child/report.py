@@ -3,19 +3,24 @@ Owns its thread."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
+from barrel_inference.trouble import Trouble
 from barrel_inference.worker.messages import Counters, Msg
 
 INTERVAL_S = 0.25
+
+log = logging.getLogger(__name__)
 
 
 class Reporter:
     def __init__(self, send: Callable[[list[Msg]], None]) -> None:
         self._send = send
         self._news = threading.Event()
+        self._trouble = Trouble(log)
 
     def start(self, collect: Callable[[], Counters]) -> None:
         self._collect = collect
@@ -32,5 +37,10 @@ class Reporter:
     def _run(self) -> None:
         while self._news.wait():
             self._news.clear()
-            self.report()
+            try:
+                self.report()
+            except Exception as error:  # only facts for people: no reason to end the worker
+                self._trouble.tell("the worker's state cannot be told: %r", error)
+            else:
+                self._trouble.is_over()
             time.sleep(INTERVAL_S)
