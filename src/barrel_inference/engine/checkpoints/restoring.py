@@ -144,7 +144,8 @@ class Restorer:
             return 0
         try:
             n = self._load(reading.wait(), plan.found, seq)
-            self.counters["prefill_s_saved"] += reading.prefill_s() if n else 0.0
+            if n:  # a layout without rows knows only what a token costs now
+                self.counters["prefill_s_saved"] += reading.prefill_s() or n * self.prefill_s
             return n
         finally:
             self._reader.finish(reading)
