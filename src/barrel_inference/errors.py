@@ -29,6 +29,7 @@ BarrelError                     internal
 │   └── WorkerDiedError         worker_died
 ├── CacheError                  cache_error           export, import, pin
 ├── UnreachableError            unreachable           no server answers
+├── ListenError                 cannot_listen         another process has the address
 └── RegistryError               registry_error
     ├── InvalidNameError        invalid_name
     ├── ModelNotFoundError      model_not_found
@@ -195,8 +196,6 @@ class UnreachableError(BarrelError):
 
 
 class ListenError(BarrelError):
-    """The address cannot be had now: another process has it, or its interface is not up yet."""
-
     code = "cannot_listen"
 
 

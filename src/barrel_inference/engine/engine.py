@@ -300,7 +300,8 @@ class Engine:
         try:
             chunk = generation.sample(self._backend.logits(index), self._clock())
         except Exception as error:
-            log.exception("sampling failed for request %s", generation.request.id)
+            if not isinstance(error, BarrelError):  # a grammar may turn out to be too complex half way
+                log.exception("sampling failed for request %s", generation.request.id)
             self._fail(generation, BarrelError.wrap(error))
             return
         if generation.finish_reason:
