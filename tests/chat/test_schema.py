@@ -103,7 +103,8 @@ def test_a_reference_that_leads_back_to_itself_is_named(circle: dict[str, Any]) 
 
 
 def test_a_tool_is_taken_without_its_references_that_lead_back_to_themselves() -> None:
-    found = schema.arguments({"properties": {"a": CIRCLES[2], "b": {"$ref": "#/$defs/a"}}, "$defs": CIRCLES[2]["$defs"]})
+    circle = CIRCLES[2]
+    found = schema.arguments({"properties": {"a": circle, "b": {"$ref": "#/$defs/a"}}, "$defs": circle["$defs"]})
     assert found["properties"] == {"a": {"$defs": {"a": {"allOf": [{}]}, "b": {}}}, "b": {}}
 
 

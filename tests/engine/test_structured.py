@@ -187,7 +187,7 @@ def test_a_mask_is_rebuilt_from_tokens(structured: Structured) -> None:
         (Constraint(json_schema="false"), "allows nothing"),
         (Constraint(json_schema='{"type": "frob"}'), "frob"),
         (Constraint(json_schema='{"type": "string", "not": {"const": "a"}}'), "'not'"),
-        (Constraint(json_schema='{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'), "leads back to itself"),
+        (Constraint(json_schema='{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'), "leads back to"),
         (Constraint(json_schema='{"$ref": "http://127.0.0.1:9/x"}'), "http://127.0.0.1:9/x"),
         (Constraint(json_schema='{"const": "\\ud800"}'), "cannot be used"),
         (Constraint(json_schema='{"allOf": [{"type": "string"}, {"type": "number"}]}'), "Unsatisfiable"),
@@ -261,7 +261,10 @@ def long_chains() -> Iterator[Constraint]:
     yield Constraint(grammar=f'root ::= r0\n{rules}r{MAX_GBNF_RULES - 2} ::= "x"')
 
 
-@pytest.mark.parametrize("constraint", list(long_chains()), ids=["plain", "anyOf", "items", "properties", "lark", "gbnf"])
+CHAINS = ["plain", "anyOf", "items", "properties", "lark", "gbnf"]
+
+
+@pytest.mark.parametrize("constraint", list(long_chains()), ids=CHAINS)
 def test_long_chains_of_rules_are_followed_to_their_end(structured: Structured, constraint: Constraint) -> None:
     """The stack of an ordinary thread is enough for a thousand."""
     assert allowed(structured.mask(constraint))

@@ -29,10 +29,10 @@ def closed(root: dict[str, Any]) -> dict[str, Any]:
 
 def own(schema: dict[str, Any]) -> dict[str, Any]:
     """This object only. What is required without being listed may be anything."""
-    required = schema.get("required")
+    listed, required = schema["properties"], schema.get("required")
     names = required if isinstance(required, list) else []
-    unlisted: dict[str, Any] = {name: {} for name in names if isinstance(name, str) and name not in schema["properties"]}
-    return schema | {"properties": schema["properties"] | unlisted, "additionalProperties": False}
+    unlisted: dict[str, Any] = {name: {} for name in names if isinstance(name, str) and name not in listed}
+    return schema | {"properties": listed | unlisted, "additionalProperties": False}
 
 
 def _combined(schema: Any, is_alone: bool, combined: set[str]) -> Iterator[str]:
