@@ -187,8 +187,10 @@ class _Blocking(Generic[Item, Whole]):
             self._loop.run(self._stream.aclose())
 
     def cancel(self) -> None:
-        """End it within one step: the stream then closes with finish reason ``cancelled``."""
-        self._loop.call(self._stream.cancel)
+        """End it within one step: the stream then closes with finish reason ``cancelled``. Any thread; nothing after
+        the runtime's own end."""
+        with suppress(NotLoadedError):
+            self._loop.call(self._stream.cancel)
 
     def result(self) -> Whole:
         """Read to the end; the whole."""

@@ -101,6 +101,7 @@ class LoadOptions(Options, frozen=True):
     model_opts: ModelOpts = ModelOpts()
     context_opts: ContextOpts = ContextOpts()
     fingerprint: str = ""  # 64 hex
+    files: tuple[tuple[str, str], ...] = ()  # path and identity of all that the fingerprints are of
     quant_type: str | None = None
     quant_bits: float | None = None
     ctx_params_hash: str | None = None

@@ -33,8 +33,9 @@ class Weights:
         self._load_adapters(options)
 
     def _load_adapters(self, options: LoadOptions) -> None:
-        # Before any context: its graph budget counts the adapters that exist by then.
-        for path, scale, _digest in options.lora:
+        # Before any context: its graph budget counts the adapters that exist by then. Always in the same order: their
+        # sum depends on it, in the last bits.
+        for path, scale, _digest in sorted(options.lora, key=lambda each: (each[2], each[1])):
             log_tail.clear()
             adapter = lib.llama_adapter_lora_init(self.pointer, path.encode()) if Path(path).is_file() else None
             if not adapter:

@@ -15,7 +15,7 @@ from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.kvstore import KVStore
 from barrel_inference.engine.requests.generation import Generation, State
 from barrel_inference.engine.requests.prefix import Live, Prefix, add_stops, common_prefix, find
-from barrel_inference.engine.sequence import Sequence
+from barrel_inference.engine.sequence import Sequence, settle
 from barrel_inference.errors import SeqCapacityError
 
 
@@ -82,8 +82,8 @@ class Admission:
         self._occupy(generation, sequence)
 
     def release_idle(self, keep: Sequence | None = None) -> None:
-        """While others run, idle sequences leave the context if the store holds them (all but ``keep``): attention on
-        the CPU looks at every cell in use, and new cells go behind them."""
+        """While others run, idle sequences leave the context if the store holds what is kept of them (all but
+        ``keep``): attention on the CPU looks at every cell in use, and new cells go behind them."""
         for sequence in self._sequences:
             if sequence is keep or not sequence.is_idle or not sequence.tokens or sequence.session is not None:
                 continue
@@ -185,6 +185,7 @@ class Admission:
         now = self._clock()
         self.release_idle(keep=live.donor)
         report = self.prefix.fill(generation, target, live)
+        settle(target, self._sequences)
         elapsed_s = self._clock() - now
         generation.restore_s += elapsed_s
         if generation.admitted is None:
