@@ -21,6 +21,7 @@ Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Factor = Annotated[float, Meta(ge=0, le=1e12)]  # bounds keep nan and infinity out
 ApiKey = Annotated[str, Meta(pattern=r"^[!-~]{8,}\Z")]  # what an HTTP header carries as it is
+Share = Annotated[float, Meta(gt=0, le=1)]
 LoraScale = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 BACKENDS = ("llama", "stub")
@@ -90,6 +91,7 @@ class TierSpec(Options, frozen=True):
     kind: TierKind
     path: Annotated[str, Meta(min_length=1)]
     quota_bytes: Bytes
+    min_free_bytes: Bytes | None = None  # left free on its file system; a GiB, but at most a twentieth of that
 
 
 class LoadOptions(Options, frozen=True):
@@ -207,6 +209,8 @@ class RuntimeConfig(Options, frozen=True):
     pressure: PressureSource = "none"
     pressure_high: Fraction = 0.85
     pressure_low: Fraction = 0.75
+    namespace_floor: Fraction = 0.05  # of a tier's quota; no model is pushed below it by others
+    namespace_cap: Share = 1.0  # of a tier's quota; no model keeps more
     model_cache_dir: str | None = None  # root of the registry; the user cache directory
     registry: RegistryOpts = RegistryOpts()
     server: ServerOptions = ServerOptions()

@@ -46,7 +46,8 @@ class AsyncRuntime:
     """``async with AsyncRuntime(config) as runtime`` starts the tiers of the configuration and closes everything at
     the end.
 
-    ``memory_pressure`` (a callable that gives the used fraction) takes the place of the configured source;
+    ``memory_pressure`` (a callable that gives the used fraction, 0 to 1, on the janitor's thread) takes the place of
+    the configured source;
     ``worker_command`` and ``memory`` are seams for tests.
     """
 
@@ -220,12 +221,16 @@ class AsyncRuntime:
 
     # ---- tiers and cache
 
-    def start_tier(self, name: str, kind: TierKind, path: StrPath, quota_bytes: int) -> TierInfo:
+    def start_tier(
+        self, name: str, kind: TierKind, path: StrPath, quota_bytes: int, *, min_free_bytes: int | None = None
+    ) -> TierInfo:
         """Open a directory as a tier that later loads read from and may save to; models that are loaded already keep
-        the tiers they were loaded with. Raises ConfigError or TierUnusableError."""
+        the tiers they were loaded with. ``min_free_bytes`` are left free on its file system. Raises ConfigError or
+        TierUnusableError."""
         from barrel_inference.aio import loading
 
-        values = {"name": name, "kind": kind, "path": loading.text(path), "quota_bytes": quota_bytes}
+        values = {"name": name, "kind": kind, "path": loading.text(path)}
+        values |= {"quota_bytes": quota_bytes, "min_free_bytes": min_free_bytes}
         spec = build(TierSpec(name="", kind="disk", path="", quota_bytes=1), values)
         absolute = str(loading.absolute(spec.path))
         return tier_info(self._tiers.start(msgspec.structs.replace(spec, path=absolute)))
