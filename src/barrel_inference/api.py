@@ -400,6 +400,11 @@ def load_model(model_id: str | None = None, /, *, on_progress: OnProgress | None
     return runtime().load_model(model_id, on_progress=on_progress, **options)
 
 
+def model(model_id: str) -> Model:
+    """The handle of a loaded model: everything that can be asked of one. Raises NotLoadedError."""
+    return runtime().model(model_id)
+
+
 def models() -> list[ModelInfo]:
     return runtime().models()
 
@@ -410,13 +415,15 @@ def unload(model_id: str, *, drain_s: float = 0.0) -> None:
 
 
 def complete(model_id: str, prompt: Prompt, **options: Any) -> Completion:
-    return runtime().model(model_id).complete(prompt, **options)
+    return model(model_id).complete(prompt, **options)
 
 
 def stream(model_id: str, prompt: Prompt, **options: Any) -> Stream:
-    return runtime().model(model_id).stream(prompt, **options)
+    return model(model_id).stream(prompt, **options)
 
 
-def start_tier(name: str, kind: TierKind, path: StrPath, quota_bytes: int) -> TierInfo:
+def start_tier(
+    name: str, kind: TierKind, path: StrPath, quota_bytes: int, *, min_free_bytes: int | None = None
+) -> TierInfo:
     """Open a directory as a tier that later loads read from and may save to (``tier=kind, tier_srv=name``)."""
-    return runtime().start_tier(name, kind, path, quota_bytes)
+    return runtime().start_tier(name, kind, path, quota_bytes, min_free_bytes=min_free_bytes)

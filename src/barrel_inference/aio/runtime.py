@@ -6,6 +6,7 @@ Closing it unloads every model and removes the automatic tier; a runtime that is
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -72,7 +73,7 @@ class AsyncRuntime:
         self._past: dict[str, dict[str, float]] = {}  # counters of the models that were unloaded
         self._unloading: dict[Supervisor, asyncio.Task[None]] = {}
         self.cache = AsyncCache(self._tiers, self.model, self._counters)
-        self._made = 0
+        self._made = 0  # the highest number of an automatic id
         self._closed = False
 
     async def start(self) -> None:
@@ -114,13 +115,15 @@ class AsyncRuntime:
         self._require_open()
         arguments = loading.parse(options, self.config)
         path = None if arguments.model_path is None else loading.locate(arguments.model_path, self._registry)
-        model_id = self._reserve(model_id)
+        number = self._free_number() if model_id is None else self._made
+        model_id = self._reserve(_automatic_id(number) if model_id is None else model_id)
         try:
             with ExitStack() as held:
                 files = [] if path is None else [path, *(Path(lora) for lora, _ in arguments.lora)]
                 held.enter_context(self._registry.hold_files(*files))
                 supervisor = await self._start_worker(model_id, arguments, path, on_progress)
                 self._models[model_id] = _Loaded(AsyncModel(supervisor), supervisor, held.pop_all())
+                self._made = max(self._made, number)
         finally:
             if self._models.get(model_id) is None:
                 self._models.pop(model_id, None)
@@ -154,9 +157,7 @@ class AsyncRuntime:
         if self._closed:
             raise NotLoadedError("the runtime is closed")
 
-    def _reserve(self, model_id: str | None) -> str:
-        if model_id is None:
-            model_id = self._make_id()
+    def _reserve(self, model_id: str) -> str:
         if not isinstance(model_id, str) or not 0 < len(model_id) <= MAX_ID_LENGTH or not model_id.isprintable():
             raise ConfigError(
                 f"id={model_id!r:.80} is not allowed: expected 1 to {MAX_ID_LENGTH} printable characters", option="id"
@@ -166,12 +167,9 @@ class AsyncRuntime:
         self._models[model_id] = None
         return model_id
 
-    def _make_id(self) -> str:
-        while True:
-            self._made += 1
-            name = f"barrel_inference_model_{self._made}"
-            if name not in self._models:
-                return name
+    def _free_number(self) -> int:
+        """Of a model without a name: higher than that of any that was loaded, so that no handle ever means another."""
+        return next(n for n in itertools.count(self._made + 1) if _automatic_id(n) not in self._models)
 
     def model(self, model_id: str) -> AsyncModel:
         """Raises NotLoadedError."""
@@ -260,6 +258,10 @@ class AsyncRuntime:
     def _tell_workers(self, message: Room) -> None:
         for each in self._loaded():
             each.supervisor.send(message)
+
+
+def _automatic_id(number: int) -> str:
+    return f"barrel_inference_model_{number}"
 
 
 async def _stop(supervisor: Supervisor, drain_s: float) -> None:
