@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from barrel_inference import AsyncRuntime, RuntimeConfig
+from barrel_inference.errors import NotLoadedError
 from tests.support.waiting import eventually
 
 
@@ -22,6 +25,16 @@ async def test_what_was_counted_stays_while_a_model_is_unloaded(tmp_path: Path) 
             stream.cancel()
         await unloading
         assert await prompt_tokens(runtime) == before
+
+
+async def test_a_handle_is_found_by_its_id(tmp_path: Path) -> None:
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
+        loaded = await runtime.load_model("m", backend="stub")
+        assert runtime.model("m") is loaded
+        assert "hello" in await runtime.model("m").detokenize(await runtime.model("m").tokenize("hello"))
+        await runtime.unload("m")
+        with pytest.raises(NotLoadedError, match="'m' is not loaded"):
+            runtime.model("m")
 
 
 async def prompt_tokens(runtime: AsyncRuntime) -> float:

@@ -124,6 +124,9 @@ class Installation:
             digest, version = await self._download(remote, part, network)
             self._require_gguf(part, remote.file_name)
             path = await asyncio.to_thread(self._adopt_part, part, digest)
+        except BaseException:
+            part.give_up()
+            raise
         finally:
             part.close()
         return Brought(digest, path, path.stat().st_size, version)
@@ -193,7 +196,7 @@ class Installation:
 
     def _close(self) -> None:
         for part in self._borrowed:
-            part.close()
+            part.give_up()
         shutil.rmtree(self.workdir, ignore_errors=True)
         if self._lease:
             self._lease.close()

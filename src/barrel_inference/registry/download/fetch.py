@@ -18,10 +18,10 @@ from barrel_inference.config import RegistryOpts
 from barrel_inference.errors import PullError
 from barrel_inference.registry.blobs import require_digest
 from barrel_inference.registry.download.hasher import Hasher
-from barrel_inference.registry.download.network import Network, TransientError, refusal, transient
+from barrel_inference.registry.download.network import Network, Sleep, TransientError, refusal, transient
 from barrel_inference.registry.download.part import Part, Piece, Version
 from barrel_inference.registry.download.rate import Rate
-from barrel_inference.registry.download.server import CONTENT_RANGE, Remote, Server, Sleep
+from barrel_inference.registry.download.server import CONTENT_RANGE, Remote, Server
 
 SYNC_EVERY_S = 2.0
 MAX_RESTARTS = 8

@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple, Self
 from urllib.parse import quote, urljoin, urlsplit
@@ -26,6 +26,7 @@ MAX_HOPS = 10
 MAX_RETRY_AFTER_S = 120.0
 MAX_ERROR_BODY = 4096
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
+Sleep = Callable[[float], Awaitable[None]]
 _NOT_QUOTED = "%/:=&?~#+!$,;'@()*[]"
 _PORTS = {"http": 80, "https": 443}
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 behind a gateway, in the last 32 bits
@@ -65,8 +66,9 @@ def host_and_port(url: str) -> str:
 
 
 class Network:
-    def __init__(self, policy: NetworkPolicy) -> None:
+    def __init__(self, policy: NetworkPolicy, sleep: Sleep = asyncio.sleep) -> None:
         self.policy = policy
+        self._sleep = sleep
         self._proxies = _proxies()
         self._session: aiohttp.ClientSession | None = None
 
@@ -120,7 +122,7 @@ class Network:
             except TransientError:
                 if pause is None:
                     raise
-            await asyncio.sleep(pause if told is None else told)
+            await self._sleep(pause if told is None else told)
         raise AssertionError  # the last round returns or raises
 
     async def _one(self, url: str, headers: dict[str, str], credential: Credential | None) -> aiohttp.ClientResponse:
