@@ -20,9 +20,7 @@ def test_a_time_is_iso_to_the_second_in_the_zone_of_the_machine() -> None:
     assert local_time("never") == "never"
 
 
-def test_what_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with RunningServer(tmp_path, models={"stub": STUB, "held": STUB}) as server:
         monkeypatch.setenv("BARREL_INFERENCE_HOST", server.url)
         server.post("/api/generate", {"model": "stub", "keep_alive": "1h"})

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from barrel_inference.cli.report import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE
+from barrel_inference.cli.report import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
 from tests.registry.weights import model as weights
 from tests.server.harness import RunningServer
 
@@ -124,6 +124,16 @@ def test_run(run: Run) -> None:
     assert streamed.stdout.strip() == whole["message"]["content"].strip()
     assert "tokens" in streamed.stderr
     assert told(run("run", "stub", "Hello", "--raw", *few, "--json"))["prompt_eval_count"] < whole["prompt_eval_count"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("run", "stub", "Hi", "--temperature", "-1"), ("run", "stub", "Hi", "--raw", "--temperature", "-1", "--json")],
+)
+def test_a_wrong_value_is_wrong_usage_as_it_is_without_a_server(run: Run, arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == EXIT_USAGE
+    assert "temperature" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_nothing_was_done_on_this_machine(run: Run, home: Path) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from barrel_inference.errors import BarrelError, InvalidRequestError, ModelNotFoundError, UnreachableError
 from barrel_inference.server.environment import ENV_HOST, configuration, url
+from barrel_inference.server.failures import WRONG_OPTION
 
 KEY_VARIABLE = "BARREL_INFERENCE_API_KEY"
 CONNECT_TIMEOUT_S = 5.0
@@ -70,7 +71,7 @@ class Client:
                 connection.request(method, path, None if body is None else json.dumps(body), headers)
                 response = connection.getresponse()
                 if response.status >= 400:
-                    raise _failure(response.status, response.read())
+                    raise _failure(response.status, response.read(), response.getheader(WRONG_OPTION))
                 yield response
             except (OSError, ValueError, http.client.HTTPException) as error:
                 raise self._broke_off(error) from None
@@ -93,10 +94,11 @@ class Client:
         return connection
 
 
-def _failure(status: int, body: bytes) -> BarrelError:
+def _failure(status: int, body: bytes, option: str | None = None) -> BarrelError:
+    """``option``: the one that was wrong, where the server says so."""
     try:
         message = str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         message = f"the server answered {status}"
     kinds: dict[int, type[BarrelError]] = {404: ModelNotFoundError, 400: InvalidRequestError}
-    return kinds.get(status, BarrelError)(message)
+    return kinds.get(status, BarrelError)(message, **({"option": option} if option else {}))
