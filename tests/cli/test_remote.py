@@ -119,11 +119,12 @@ def test_a_server_that_is_not_there(run: Run, command: tuple[str, ...]) -> None:
 def test_run(run: Run) -> None:
     few = ("--max-tokens", "5", "--temperature", "0")
     whole = told(run("run", "stub", "Hello", *few, "--json"))
-    assert whole["eval_count"] == 5
+    assert whole["usage"]["completion_tokens"] == 5
     streamed = run("run", "stub", "Hello", *few, "-v")
-    assert streamed.stdout.strip() == whole["message"]["content"].strip()
+    assert streamed.stdout.strip() == whole["text"].strip()
     assert "tokens" in streamed.stderr
-    assert told(run("run", "stub", "Hello", "--raw", *few, "--json"))["prompt_eval_count"] < whole["prompt_eval_count"]
+    plain = told(run("run", "stub", "Hello", "--raw", *few, "--json"))
+    assert plain["usage"]["prompt_tokens"] < whole["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize(
