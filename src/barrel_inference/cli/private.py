@@ -28,17 +28,22 @@ def running(model: str) -> tuple[Client, str] | None:
     One that BARREL_INFERENCE_HOST names is meant, whatever it says; a file is made known to it. The one that runs where
     this machine's configuration says is asked for the names it knows. Raises what making a file known raises.
     """
-    file = weights_file(model)
     if (named := remote.named()) is not None:
-        if file is None:
-            return named, model
-        for _ in named.lines("/api/pull", {"model": file}):
-            pass
-        return named, name_of(file).name
-    if file is not None:
+        return named, made_known(named, model)
+    if weights_file(model) is not None:
         return None
     here = Client()
     return (here, model) if here.is_ours() and here.knows(model) else None
+
+
+def made_known(client: Client, model: str) -> str:
+    """What the server calls ``model``: a file becomes one of its models. Raises what the server answers."""
+    file = weights_file(model)
+    if file is None:
+        return model
+    for _ in client.lines("/api/pull", {"model": file}):
+        pass
+    return name_of(file).name
 
 
 @contextmanager
