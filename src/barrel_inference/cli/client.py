@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from barrel_inference.errors import BarrelError, InvalidRequestError, ModelNotFoundError, UnreachableError
+from barrel_inference.errors import BarrelError, InvalidRequestError, ModelNotFoundError, UnreachableError, from_dict
 from barrel_inference.server.environment import ENV_HOST, configuration, url
 from barrel_inference.server.failures import WRONG_OPTION
 
@@ -69,7 +69,7 @@ class Client:
             for line in response:
                 piece = json.loads(line)
                 if "error" in piece:
-                    raise BarrelError(piece["error"])
+                    raise _told(piece, str(piece["error"]), BarrelError, {})
                 yield piece
         if not piece.get("done") and piece.get("status") != "success":
             raise self._broke_off("the answer has no end")
@@ -111,8 +111,18 @@ class Client:
 def _failure(status: int, body: bytes, option: str | None = None) -> BarrelError:
     """``option``: the one that was wrong, where the server says so."""
     try:
-        message = str(json.loads(body)["error"])
+        said = json.loads(body)
+        message = str(said["error"])
     except (ValueError, KeyError, TypeError):
-        message = f"the server answered {status}"
+        said, message = {}, f"the server answered {status}"
     kinds: dict[int, type[BarrelError]] = {404: ModelNotFoundError, 400: InvalidRequestError}
-    return kinds.get(status, BarrelError)(message, **({"option": option} if option else {}))
+    details = {"option": option} if option else {}
+    return _told(said, message, kinds.get(status, BarrelError), details)
+
+
+def _told(said: dict[str, Any], message: str, kind: type[BarrelError], details: dict[str, str]) -> BarrelError:
+    """As the class that the server names, where it does; else of ``kind``."""
+    code = said.get("code")
+    if isinstance(code, str):
+        return from_dict({"code": code, "message": message, "details": details})
+    return kind(message, **details)
