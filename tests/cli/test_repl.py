@@ -101,6 +101,12 @@ def test_without_the_cache_every_request_says_so() -> None:
     assert [body.get("cache") for _, body in server.asked] == ["off", None]
 
 
+def test_what_counts_at_loading_is_said_at_loading() -> None:
+    server = FakeServer()
+    talk(server, "/set parameter num_gpu 7", "/load other")
+    assert server.asked == [("/api/generate", {"model": "other", "prompt": "", "options": {"num_gpu": 7}})]
+
+
 def test_format_and_back() -> None:
     server = FakeServer()
     talk(server, "/set format json", "x", "/set noformat", "y", '/set format {"type": "object"}', "z")

@@ -149,7 +149,8 @@ class Session:
     def _load(self, model: str) -> str:
         if not model:
             raise ConfigError("/load MODEL")
-        self._client.ask("POST", "/api/generate", {"model": model, "prompt": ""})
+        # with the options, since some of them count only now
+        self._client.ask("POST", "/api/generate", {"model": model, "prompt": "", "options": self.options})
         self.model = model
         return self._clear("") and f"now with {model}"
 
