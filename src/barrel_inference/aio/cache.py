@@ -102,5 +102,5 @@ class AsyncCache:
         chosen = [tier for tier in tiers if name in (None, tier.name)]
         if name is not None and not chosen:
             names = [tier.name for tier in tiers]
-            raise TierUnknownError(f"tier {name!r} is not started{nearest(name, names)}", tier=name)
+            raise TierUnknownError(f"tier {name!r} is not started{nearest(name, names)}", tier=name, option="tier")
         return chosen

@@ -173,7 +173,9 @@ def _readable(send: Send, origin: str | None) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers["access-control-allow-origin"] = origin
-            headers["access-control-expose-headers"] = "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options"
+            headers["access-control-expose-headers"] = (
+                "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options, X-Wrong-Option"
+            )
             headers.add_vary_header("Origin")
         await send(message)
 
