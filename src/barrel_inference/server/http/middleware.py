@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from barrel_inference.errors import BarrelError, QueueFullError, RequestTimeoutError
+from barrel_inference.errors import BarrelError, InvalidRequestError, QueueFullError, RequestTimeoutError
 from barrel_inference.server.failures import ForbiddenError, TooLargeError, UnauthorizedError
 from barrel_inference.server.http import auth, record
 from barrel_inference.server.http.record import Record
@@ -106,7 +106,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        if refusal := self._crowded(scope) or self._stranger(host, origin):
+        if refusal := self._crowded(scope) or _two_hosts(headers) or self._stranger(host, origin):
             await self._failure_of(scope["path"])(noted(refusal))(scope, receive, send)
         elif scope["method"] == "OPTIONS":
             await Response(status_code=204, headers=_preflight(origin))(scope, receive, send)
@@ -137,6 +137,11 @@ class Guard:
         if keys.accepts(_key(headers)):
             return None
         return UnauthorizedError("unauthorized: this server wants an API key, as Authorization: Bearer or x-api-key")
+
+
+def _two_hosts(headers: Headers) -> InvalidRequestError | None:
+    """Whoever stands between may have looked at the other one."""
+    return InvalidRequestError("there is more than one Host header") if len(headers.getlist("host")) > 1 else None
 
 
 def _key(headers: Headers) -> str:
