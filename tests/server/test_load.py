@@ -4,6 +4,7 @@ without an answer. The places of the model are held by the test, so that nothing
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -159,3 +160,31 @@ def test_chats_go_on_beside_downloads(tmp_path: Path) -> None:
             chat = {**ASK, "messages": MESSAGES}
             assert server.post("/api/chat", {**chat, "stream": False})[0] == 200
             assert server.request("GET", "/metrics")[0] == 200
+
+
+def test_a_model_is_not_starved_by_a_busy_one(tmp_path: Path) -> None:
+    """There is room for one, and the clients of the other never pause."""
+    models = {name: {**STUB, "stub": {"delay_ms": 10.0, "model": name}} for name in ("busy", "other")}
+    counts: Counter[int] = Counter()
+    done = threading.Event()
+
+    def asks(name: str) -> int:
+        asked = {"model": name, "prompt": "x", "options": {"num_predict": 40}, "stream": False}
+        return server.post("/api/generate", asked)[0]
+
+    def client() -> None:
+        while not done.is_set():
+            counts[asks("busy")] += 1
+
+    options = {"max_loaded_models": 1, "queue_timeout_s": 50.0, "models": models}
+    with RunningServer(tmp_path, num_parallel=2, **options) as server, ThreadPoolExecutor(3) as clients:
+        for _ in range(3):
+            clients.submit(client)
+        until(lambda: counts[200] >= 3)
+        try:
+            assert asks("other") == 200
+            before = counts[200]
+            until(lambda: counts[200] >= before + 3)
+        finally:
+            done.set()
+    assert set(counts) == {200}
