@@ -5,6 +5,7 @@ BarrelError                     internal
 ├── ConfigError                 invalid_option        option, value, allowed
 ├── ModelError
 │   ├── InvalidModelError       invalid_model_file    missing, not GGUF, malformed, truncated
+│   ├── DamagedModelError       model_damaged         the same of the files of an installed model
 │   ├── LoadError               load_failed           the worker could not become ready
 │   ├── AlreadyLoadedError      already_loaded
 │   ├── NotLoadedError          not_loaded
@@ -39,7 +40,8 @@ BarrelError                     internal
     ├── PullError               pull_failed           status
     ├── DigestMismatchError     digest_mismatch       expected, actual
     ├── DiskFullError           disk_full             needed, free
-    └── ReadOnlyError           read_only
+    ├── ReadOnlyError           read_only
+    └── LockedError             locked                path: another process holds it
 """
 
 from __future__ import annotations
@@ -97,6 +99,10 @@ class ModelError(BarrelError):
 
 class InvalidModelError(ModelError):
     code = "invalid_model_file"
+
+
+class DamagedModelError(ModelError):
+    code = "model_damaged"
 
 
 class LoadError(ModelError):
@@ -237,3 +243,7 @@ class DiskFullError(RegistryError):
 
 class ReadOnlyError(RegistryError):
     code = "read_only"
+
+
+class LockedError(RegistryError):
+    code = "locked"

@@ -25,6 +25,7 @@ from barrel_inference.config import LoadArguments, RuntimeConfig, TierSpec
 from barrel_inference.errors import AlreadyLoadedError, ConfigError, NotLoadedError
 from barrel_inference.kvcache.admin import pressure
 from barrel_inference.options import build, nearest
+from barrel_inference.threads import alone
 from barrel_inference.types import Completion, ModelInfo, TierInfo, TierKind
 from barrel_inference.worker.memory import MemoryReader, PsutilMemory
 from barrel_inference.worker.messages import NeedRoom, Progress, Room, Touched
@@ -120,7 +121,7 @@ class AsyncRuntime:
         try:
             with ExitStack() as held:
                 files = [] if path is None else [path, *(Path(lora) for lora, _ in arguments.lora)]
-                held.enter_context(self._registry.hold_files(*files))
+                held.enter_context(await self._registry.hold(*files))
                 supervisor = await self._start_worker(model_id, arguments, path, on_progress)
                 self._models[model_id] = _Loaded(AsyncModel(supervisor), supervisor, held.pop_all())
                 self._made = max(self._made, number)
@@ -134,7 +135,8 @@ class AsyncRuntime:
     ) -> Supervisor:
         from barrel_inference.aio import loading
 
-        options = await asyncio.to_thread(loading.resolve, model_id, arguments, path, self._fingerprints)
+        # perhaps it reads the whole file, for its fingerprint
+        options = await alone(loading.resolve, model_id, arguments, path, self._fingerprints)
         self._require_open()
         if arguments.cache:
             save_tier = self._tiers.resolve(arguments.tier, arguments.tier_srv)

@@ -40,6 +40,7 @@ _STATUS = {
     "disk_full": 507,
     "shutting_down": 503,
     "worker_died": 503,
+    "locked": 503,
     "pull_failed": 502,
     "digest_mismatch": 400,
 }

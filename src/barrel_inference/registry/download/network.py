@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 from urllib.parse import quote, urljoin, urlsplit
 
 import aiohttp
@@ -21,6 +21,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from barrel_inference.errors import PullError
+from barrel_inference.threads import alone
 
 MAX_HOPS = 10
 MAX_RETRY_AFTER_S = 120.0
@@ -265,7 +266,7 @@ class _GuardedResolver(AbstractResolver):
 
     def __init__(self, policy: NetworkPolicy, proxies: Mapping[str, str]) -> None:
         self._policy = policy
-        self._resolver = aiohttp.ThreadedResolver()
+        self._resolver = aiohttp.ThreadedResolver(cast(asyncio.AbstractEventLoop, _Names()))
         # behind a proxy the proxy resolves; its own address is the operator's choice
         self._trusted = set(policy.private_hosts)
         with contextlib.suppress(ValueError):  # one that is no URL is refused when it is needed
@@ -284,3 +285,14 @@ class _GuardedResolver(AbstractResolver):
 
     async def close(self) -> None:
         await self._resolver.close()
+
+
+class _Names:
+    """The part of a loop that aiohttp's resolver asks. The loop itself would keep a thread of its own executor, where
+    requests are rendered, for as long as a name server does not answer."""
+
+    async def getaddrinfo(self, host: str, port: int, *, family: int, type: int, flags: int) -> Any:
+        return await alone(socket.getaddrinfo, host, port, family, type, 0, flags)
+
+    async def getnameinfo(self, address: Any, flags: int) -> Any:
+        return await alone(socket.getnameinfo, address, flags)
