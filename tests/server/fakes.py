@@ -45,18 +45,19 @@ class FakeTimers:
 
 
 class FakeModel:
-    def __init__(self, model_id: str, n_ctx: int) -> None:
+    def __init__(self, model_id: str, n_ctx: int, facts: dict[str, Any]) -> None:
         self.id = model_id
         self.n_ctx = n_ctx
+        self.facts = facts
         self.phase = "ready"
 
     def info(self) -> ModelInfo:
-        return ModelInfo(id=self.id, phase=cast(Any, self.phase), n_ctx=self.n_ctx)
+        return ModelInfo(id=self.id, phase=cast(Any, self.phase), n_ctx=self.n_ctx, **self.facts)
 
 
 class FakeRuntime:
     """``loads`` and ``unloads`` are what was asked, in order. Loads wait while ``gate`` is clear; ``error`` is raised
-    by the next one."""
+    by the next one. ``facts`` are what the models say of themselves."""
 
     def __init__(self) -> None:
         self.loads: list[tuple[str, dict[str, Any]]] = []
@@ -64,6 +65,7 @@ class FakeRuntime:
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: Exception | None = None
+        self.facts: dict[str, Any] = {}
 
     async def load_model(self, model_id: str | None = None, /, **options: Any) -> AsyncModel:
         assert model_id is not None
@@ -72,7 +74,7 @@ class FakeRuntime:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        return cast(AsyncModel, FakeModel(model_id, options["context_opts"]["n_ctx"]))
+        return cast(AsyncModel, FakeModel(model_id, options["context_opts"]["n_ctx"], self.facts))
 
     async def unload(self, model_id: str, *, drain_s: float = 0.0) -> None:
         self.unloads.append(model_id)

@@ -47,6 +47,7 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     n_vocab: int
     n_embd: int
     n_layer: int
+    n_gpu_layers: int = 0  # really offloaded; the output counts as one more layer
     n_params: int
     size_bytes: int
     n_swa: int = 0  # sliding window in tokens; 0 = none

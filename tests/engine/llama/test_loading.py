@@ -15,6 +15,7 @@ from barrel_inference.engine.backend import DecodeStatus, Slice
 from barrel_inference.engine.llama import LlamaBackend, features
 from barrel_inference.engine.llama.binding import build, lib
 from barrel_inference.engine.llama.context import context_params, default_threads
+from barrel_inference.engine.llama.facts import offloaded
 from barrel_inference.errors import ConfigError, InvalidModelError
 from tests.engine.llama.opened import feed, opened
 from tests.support.models import smollm2
@@ -246,3 +247,17 @@ def test_the_smallest_batches_and_the_most_sequences_do_not_end_the_process(cont
         assert context["n_seq_max"] <= backend.info.n_batch <= context["n_batch"]
         rows = [Slice(seq, 0, (5,), want_logits=True) for seq in range(context["n_seq_max"])]
         assert backend.decode(rows, None) is DecodeStatus.OK
+
+
+@pytest.mark.parametrize(
+    ("wanted", "n_layer", "can_offload", "there"),
+    [
+        (99, 32, True, 33),
+        (-1, 32, True, 33),
+        (11, 32, True, 11),
+        (0, 32, True, 0),
+        (99, 32, False, 0),
+    ],
+)
+def test_layers_on_a_gpu(wanted: int, n_layer: int, can_offload: bool, there: int) -> None:
+    assert offloaded(wanted, n_layer, can_offload) == there

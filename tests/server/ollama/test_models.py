@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
+from barrel_inference.config import ServerOptions
+from barrel_inference.server.models.catalog import Configured, Entry
+from barrel_inference.server.models.pool import Pool
+from barrel_inference.server.ollama.listing import Listing
+from tests.server.fakes import FakeRuntime, FakeTimers
 from tests.server.harness import STUB, RunningServer
+from tests.support.memory import FakeMemory
 
 MODELS = {
     "vectors": {"backend": "stub", "context_opts": {"n_ctx": 512, "embeddings": True}},
@@ -75,3 +83,17 @@ def test_the_models_messages_come_once(server: RunningServer) -> None:
     rendered = server.post("/api/generate", GENERATE | {"context": [1, 2]})[1]["_debug_info"]["rendered_template"]
     assert "hi" in rendered
     assert "user:q" not in rendered
+
+
+@pytest.mark.parametrize(("n_gpu_layers", "share"), [(33, 1.0), (11, 1 / 3), (0, 0.0)])
+async def test_what_ps_says_to_be_on_a_gpu_is_what_the_worker_says(n_gpu_layers: int, share: float) -> None:
+    """Whoever wanted it there, the request, the model or the configuration; and 0 for a build that cannot."""
+    runtime = FakeRuntime()
+    runtime.facts = {"n_layer": 32, "n_gpu_layers": n_gpu_layers}
+    memory = FakeMemory(total=1 << 40, available=1 << 40)
+    pool = Pool(runtime, ServerOptions(), memory=memory, timers=FakeTimers(), max_context=512)
+    entry = Entry(name="a:latest", load={"model_opts": {"n_gpu_layers": 99}})
+    async with pool.lease(entry):
+        response = await Listing(Configured({}), pool).ps(Request({"type": "http"}))
+    (loaded,) = json.loads(response.body)["models"]
+    assert loaded["size_vram"] == pytest.approx(loaded["size"] * share, abs=1)

@@ -23,6 +23,8 @@ def read_info(weights: Weights, options: LoadOptions, *, context: Any, flash_att
     n_ctx_train = int(lib.llama_model_n_ctx_train(model))
     quant_type = options.quant_type or _FTYPES.get(int(lib.llama_model_ftype(model)) & ~1024, "unknown")
     template = lib.llama_model_chat_template(model, None)
+    n_layer = int(lib.llama_model_n_layer(model))
+    n_gpu_layers = offloaded(options.model_opts.n_gpu_layers, n_layer, bool(lib.llama_supports_gpu_offload()))
     warnings = list(weights.warnings)
     if context is not None and opts.n_ctx > n_ctx_train > 0:
         warnings.append(f"n_ctx {opts.n_ctx} is larger than the {n_ctx_train} tokens the model was trained on")
@@ -36,7 +38,8 @@ def read_info(weights: Weights, options: LoadOptions, *, context: Any, flash_att
         n_seq_max=opts.n_seq_max,
         n_vocab=int(lib.llama_vocab_n_tokens(weights.vocab)),
         n_embd=int(lib.llama_model_n_embd(model)),
-        n_layer=int(lib.llama_model_n_layer(model)),
+        n_layer=n_layer,
+        n_gpu_layers=n_gpu_layers,
         n_params=int(lib.llama_model_n_params(model)),
         size_bytes=int(lib.llama_model_size(model)),
         n_swa=int(lib.llama_model_n_swa(model)),
@@ -46,7 +49,7 @@ def read_info(weights: Weights, options: LoadOptions, *, context: Any, flash_att
         vocab_only=options.model_opts.vocab_only,
         embeddings=opts.embeddings,
         flash_attn=flash_attn,
-        attends_on_cpu=not (options.model_opts.n_gpu_layers and lib.llama_supports_gpu_offload()),
+        attends_on_cpu=not n_gpu_layers,
         type_k=opts.type_k,
         type_v=opts.type_v,
         rope=_rope(weights, options),
@@ -58,6 +61,13 @@ def read_info(weights: Weights, options: LoadOptions, *, context: Any, flash_att
         build=build(),
         warnings=tuple(warnings),
     )
+
+
+def offloaded(wanted: int, n_layer: int, can_offload: bool) -> int:
+    """Layers that are on a GPU, the output among them, as llama.cpp counts."""
+    if not can_offload:
+        return 0
+    return n_layer + 1 if wanted < 0 else min(wanted, n_layer + 1)
 
 
 def _n_batch(context: Any, options: LoadOptions) -> int:

@@ -125,12 +125,20 @@ def _running(slot: Slot, now: datetime) -> wire.Running:
         digest=digest(slot.entry),
         details=details(slot.entry),
         expires_at=timestamp(ends),
-        size_vram=slot.bytes if slot.load.get("model_opts", {}).get("n_gpu_layers") else 0,
+        size_vram=_on_gpu(slot),
         context_length=slot.n_ctx,
         until="never" if held else ends.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         active=slot.gate.running,
         queued=slot.gate.waiting,
     )
+
+
+def _on_gpu(slot: Slot) -> int:
+    """Bytes, as the layers that the worker says to have there: what was asked for may be more than this build can."""
+    info = None if slot.model is None else slot.model.info()
+    if info is None or not info.n_gpu_layers:
+        return 0
+    return slot.bytes * info.n_gpu_layers // (info.n_layer + 1)
 
 
 def _shown(entry: Entry, body: wire.ShowRequest, info: gguf.GgufInfo | None) -> wire.Shower:

@@ -64,6 +64,8 @@ def _fixed_facts(options: LoadOptions, backend: Backend, store: Checkpoints) -> 
         n_ctx_train=info.n_ctx_train,
         n_vocab=info.n_vocab,
         n_embd=info.n_embd,
+        n_layer=info.n_layer,
+        n_gpu_layers=info.n_gpu_layers,
         n_params=info.n_params,
         size_bytes=info.size_bytes,
         n_seq_max=info.n_seq_max,
