@@ -38,6 +38,12 @@ configuration directory (`~/.config/barrel_inference/` on Linux). What counts, w
 Ollama's environment variables, our own environment variables, flags. Every option has a variable, made of its table
 and its name: `BARREL_INFERENCE_SERVER_NUM_PARALLEL=8`. Lists and tables are written as JSON there.
 
+What a model is loaded with, strongest first: the request or the flag, the model's own parameters (Modelfile, `edit`,
+`server.models`), this configuration. How long a context is may be said twice: `server.context_size` comes first, then
+`context_opts.n_ctx` if it is set, else `run` takes 4096 and the server `registry.max_context_size`, which is at least
+the size that was wished for unless it is set itself. In the same way `server.num_parallel` comes before
+`context_opts.n_seq_max`. In Python `load_model` knows `[context_opts]` alone.
+
 An unknown option or a value that is not allowed is an error that names the nearest option, or what is allowed.
 
 ```

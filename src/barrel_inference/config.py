@@ -52,10 +52,10 @@ class ContextOpts(Options, frozen=True):
     """``n_ctx`` is per sequence (a request may always use all of it, whatever the others do); the KV pool holds
     n_ctx × n_seq_max cells."""
 
-    n_ctx: Annotated[int, Meta(ge=1, le=2**24)] = 2048
+    n_ctx: Annotated[int, Meta(ge=1, le=2**24)] = 2048  # serve and run: see server.context_size
     n_batch: Annotated[int, Meta(ge=1, le=2**20)] = 512
     n_ubatch: Annotated[int, Meta(ge=1, le=2**20)] | None = None  # n_batch
-    n_seq_max: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 1
+    n_seq_max: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 1  # serve: see server.num_parallel
     n_threads: Annotated[int, Meta(ge=1, le=512)] | None = None  # physical cores
     n_threads_batch: Annotated[int, Meta(ge=1, le=512)] | None = None  # n_threads
     flash_attn: bool | Literal["auto"] = "auto"
@@ -165,10 +165,10 @@ class ServerOptions(Options, frozen=True):
     ping_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0  # of silence in a stream, then clients are told to wait on
     steady_prompts: Steady = "billing"
     max_loaded_models: Natural = 0  # as many as fit
-    num_parallel: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 4  # requests of one model at a time
+    num_parallel: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 4  # requests of one model at a time; see above
     max_queue: Natural = 512  # of one model
     queue_timeout_s: Seconds = 600.0
-    context_size: Positive | None = None  # of models that do not say theirs; registry.max_context_size
+    context_size: Positive | None = None  # of models that do not say theirs, in serve and run; see above
     preload: tuple[str, ...] = ()
     auto_pull: bool = False
     drain_s: Seconds = 30.0  # running requests may go on so long at the end
@@ -188,7 +188,7 @@ class RegistryOpts(Options, frozen=True):
     stall_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0  # without a byte, a connection is given up and tried again
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 6  # in a row without a byte of progress
     part_keep_days: Annotated[float, Meta(ge=0, le=36_500)] = 14.0  # gc leaves younger unfinished downloads alone
-    max_context_size: Positive = 4096  # caps num_ctx of installed models
+    max_context_size: Positive = 4096  # caps num_ctx of installed models; not set: at least server.context_size
 
 
 class RuntimeConfig(Options, frozen=True):

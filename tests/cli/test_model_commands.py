@@ -29,10 +29,16 @@ class Commands:
     def __init__(self, home: Path) -> None:
         self._environ = {**os.environ, "XDG_CACHE_HOME": str(home), "HOME": str(home)}
 
-    def __call__(self, *arguments: str, stdin: str = "") -> Done:
+    def __call__(self, *arguments: str, stdin: str = "", **environ: str) -> Done:
         command = [sys.executable, "-m", "barrel_inference.cli.main", *arguments]
         return subprocess.run(
-            command, input=stdin, env=self._environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command,
+            input=stdin,
+            env=self._environ | environ,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
 
     def json(self, *arguments: str, stdin: str = "") -> Any:
@@ -74,6 +80,19 @@ def test_raw_text_is_continued_and_not_cached_when_told_so(commands: Commands) -
     done = commands.json("run", str(smollm2()), "Once upon a", "--raw", "--no-cache", "--max-tokens", "2")
     assert len(done["tokens"]) == 2
     assert len(done["prompt_tokens"]) <= 4  # no template around it
+
+
+@pytest.mark.model
+def test_the_configured_context_is_the_one_of_run(commands: Commands) -> None:
+    """Under what the flag says, and under what the server is told."""
+    ask, small = (
+        ("run", str(smollm2()), "Why? " * 60, "--max-tokens", "1"),
+        {"BARREL_INFERENCE_CONTEXT_OPTS_N_CTX": "64"},
+    )
+    refused = commands(*ask, **small)
+    assert (refused.returncode, "64" in refused.stderr) == (4, True), refused.stderr
+    assert commands(*ask, "--ctx", "512", **small).returncode == 0
+    assert commands(*ask, **small, BARREL_INFERENCE_SERVER_CONTEXT_SIZE="512").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from barrel_inference.config import RuntimeConfig
 from barrel_inference.errors import ConfigError
 from barrel_inference.server.environment import address, configuration, url
 
@@ -73,3 +76,39 @@ def test_ours_go_over_ollamas_and_flags_over_both() -> None:
 def test_a_wrong_number() -> None:
     with pytest.raises(ConfigError, match="OLLAMA_NUM_PARALLEL"):
         configuration({"BARREL_INFERENCE_CONFIG": "/dev/null", "OLLAMA_NUM_PARALLEL": "many"}, {})
+
+
+def configured(tmp_path: Path, text: str, **environ: str) -> RuntimeConfig:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    return configuration({"BARREL_INFERENCE_CONFIG": str(file), **environ}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "most"),
+    [
+        ("", None, 4096),
+        ("[context_opts]\nn_ctx = 2048", 2048, 4096),  # also where it is load_model's default
+        ("[context_opts]\nn_ctx = 8192", 8192, 8192),
+        ("[context_opts]\nn_ctx = 8192\n[server]\ncontext_size = 1024", 1024, 4096),
+        ("[server]\ncontext_size = 8192", 8192, 8192),
+        ("[context_opts]\nn_ctx = 8192\n[registry]\nmax_context_size = 4096", 8192, 4096),
+    ],
+)
+def test_two_options_may_say_how_long_a_context_is(tmp_path: Path, text: str, size: int | None, most: int) -> None:
+    config = configured(tmp_path, text)
+    assert (config.server.context_size, config.registry.max_context_size) == (size, most)
+
+
+def test_and_two_how_many_requests_share_it(tmp_path: Path) -> None:
+    assert configured(tmp_path, "").server.num_parallel == 4
+    assert configured(tmp_path, "[context_opts]\nn_seq_max = 2").server.num_parallel == 2
+    both = "[context_opts]\nn_seq_max = 2\n[server]\nnum_parallel = 4"
+    assert configured(tmp_path, both).server.num_parallel == 4
+    assert configured(tmp_path, "", OLLAMA_NUM_PARALLEL="7").server.num_parallel == 7
+
+
+def test_what_nobody_sets_is_the_default(tmp_path: Path) -> None:
+    assert configured(tmp_path, "") == RuntimeConfig()
+    with pytest.raises(ConfigError, match="n_ctx=0"):
+        configured(tmp_path, "[context_opts]\nn_ctx = 0")

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from barrel_inference.config import RuntimeConfig
+import msgspec
+
+from barrel_inference.config import ContextOpts, RegistryOpts, RuntimeConfig, ServerOptions
 from barrel_inference.errors import ConfigError
 from barrel_inference.options import config_file, layered
 from barrel_inference.server.models.keepalive import parse_environment
@@ -16,13 +18,35 @@ DEFAULT_PORT = 8080
 ENV_HOST = "BARREL_INFERENCE_HOST"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _FALSE = ("0", "f", "F", "false", "FALSE", "False")
+# Nobody can write 0 there: what still has it in the end was set by nobody.
+_UNSET = RuntimeConfig(
+    context_opts=ContextOpts(n_ctx=0, n_seq_max=0),
+    server=ServerOptions(num_parallel=0),
+    registry=RegistryOpts(max_context_size=0),
+)
 
 
 def configuration(environ: Mapping[str, str], flags: Mapping[str, Any]) -> RuntimeConfig:
     """Defaults < file < Ollama's variables < ours < flags."""
-    config = layered(RuntimeConfig(), file=config_file(environ), environ={}, flags={})
+    config = layered(_UNSET, file=config_file(environ), environ={}, flags={})
     config = layered(config, file=None, environ={}, flags=ollama(environ))
-    return layered(config, file=None, environ=environ, flags=_with_address(environ, flags))
+    return _settled(layered(config, file=None, environ=environ, flags=_with_address(environ, flags)))
+
+
+def _settled(config: RuntimeConfig) -> RuntimeConfig:
+    """Two options may say how long a context is, and two how many requests share it: the server's own comes first,
+    then the one of every context, then the default. A context that was wished for is not above the default limit."""
+    server, context, registry = config.server, config.context_opts, config.registry
+    size = server.context_size or context.n_ctx or None
+    parallel = server.num_parallel or context.n_seq_max or ServerOptions().num_parallel
+    most = registry.max_context_size or max(RegistryOpts().max_context_size, size or 0)
+    n_ctx, n_seq_max = context.n_ctx or ContextOpts().n_ctx, context.n_seq_max or ContextOpts().n_seq_max
+    return msgspec.structs.replace(
+        config,
+        server=msgspec.structs.replace(server, context_size=size, num_parallel=parallel),
+        context_opts=msgspec.structs.replace(context, n_ctx=n_ctx, n_seq_max=n_seq_max),
+        registry=msgspec.structs.replace(registry, max_context_size=most),
+    )
 
 
 def ollama(environ: Mapping[str, str]) -> dict[str, Any]:
