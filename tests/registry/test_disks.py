@@ -18,23 +18,15 @@ from barrel_inference.registry.download.part import SPARE_BYTES, Part
 from barrel_inference.registry.locks import Lease
 from tests.registry.conftest import open_registry, pull
 from tests.registry.weights import model
+from tests.support.disks import fill, small_disk
 from tests.support.hub import Hub
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, a little larger than what downloads leave free."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SPARE_BYTES + (4 << 20)}", "tmpfs", str(path)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no mount here")
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with small_disk(tmp_path / "disk", SPARE_BYTES + (4 << 20)) as path:
+        yield path
 
 
 async def test_a_model_that_does_not_fit_is_refused_before_the_first_byte(hub: Hub, disk: Path) -> None:
@@ -59,15 +51,6 @@ async def test_a_disk_that_fills_up_halfway_leaves_a_part_that_can_go_on(hub: Hu
     await pull(registry, "hf://Org/Repo")
     assert Path(registry.resolve("Org/Repo").blob_path).read_bytes() == content
     assert hub.sent_bytes - sent < len(content)
-
-
-def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(1 << 16))
-        except OSError:
-            return  # full
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, DiskFullError), (errno.EIO, RegistryError)])

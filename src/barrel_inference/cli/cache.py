@@ -207,7 +207,7 @@ def import_(
     source = file.absolute()
 
     async def work(runtime: AsyncRuntime) -> Any:
-        return await runtime.cache.import_(source, tier=tier or runtime.config.tiers[0].name)
+        return await runtime.cache.import_(source, tier=tier or local.first_tier(runtime.config))
 
     remote.only_here("cache import")
     moved = asyncio.run(_with_runtime(work))

@@ -22,8 +22,9 @@ from barrel_inference.aio import AsyncRuntime
 from barrel_inference.aio.tiers import Tiers
 from barrel_inference.cli import local
 from barrel_inference.cli.report import EXIT_FAILED, Json, human_bytes, one_line, print_json
-from barrel_inference.config import TierSpec
+from barrel_inference.config import RuntimeConfig, TierSpec
 from barrel_inference.errors import BarrelError, TierUnusableError
+from barrel_inference.server import environment
 from barrel_inference.worker.memory import PsutilMemory
 
 PROBE_BYTES = 64 << 20
@@ -134,7 +135,7 @@ def machine() -> MachineReport:
 
 def tiers() -> list[TierReport]:
     """The automatic tier as a runtime would make it, and the configured ones."""
-    config = local.configuration()
+    config = environment.configuration(os.environ, {})
     opened = Tiers(config, PsutilMemory())
     try:
         automatic = probe(opened.automatic().spec)
@@ -142,7 +143,17 @@ def tiers() -> list[TierReport]:
         automatic = TierReport(name="ram", kind="ram", path=error.details["path"], error=error.message)
     finally:
         opened.close()
-    return [automatic, *(probe(spec) for spec in config.tiers)]
+    return [automatic, *(map(probe, config.tiers) if config.tiers else [_store(config)])]
+
+
+def _store(config: RuntimeConfig) -> TierReport:
+    """The tier of all commands, where the configuration names none."""
+    try:
+        return probe(local.store(config))
+    except TierUnusableError as error:
+        return TierReport(
+            name=local.STORE, kind="disk", path=error.details["path"], error=error.message.rpartition(": ")[2]
+        )
 
 
 def probe(spec: TierSpec, n_bytes: int = PROBE_BYTES) -> TierReport:
@@ -185,7 +196,7 @@ async def self_test(model: str | None) -> SelfTestReport:
     report = SelfTestReport(model=model or "stub")
     try:
         source = {"model_path": (await local.find(model)).path} if model else {"backend": "stub"}
-        async with AsyncRuntime() as runtime:
+        async with AsyncRuntime(RuntimeConfig()) as runtime:
             info = (await runtime.load_model(**source)).info()
     except BarrelError as error:
         report.verdict = one_line(error)

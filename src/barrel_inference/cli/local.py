@@ -3,6 +3,7 @@ lets the next command find what this one has read, and what a model's name stand
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -16,9 +17,12 @@ import msgspec
 from barrel_inference.aio import AsyncModel, AsyncRuntime
 from barrel_inference.cli import installed
 from barrel_inference.cli.progress import follow
+from barrel_inference.cli.report import printable
 from barrel_inference.config import RuntimeConfig, TierSpec
-from barrel_inference.errors import ConfigError, InvalidModelError, ModelNotFoundError
-from barrel_inference.registry.files import default_root
+from barrel_inference.errors import ConfigError, InvalidModelError, ModelNotFoundError, TierUnusableError
+from barrel_inference.kvcache.quota import Quota
+from barrel_inference.kvcache.tier import Tier
+from barrel_inference.registry.files import Root, default_root
 from barrel_inference.registry.names import is_weights_path
 from barrel_inference.server import environment
 from barrel_inference.server.models.catalog import Configured, Entry, tagged
@@ -27,20 +31,63 @@ from barrel_inference.server.models.registered import from_manifest
 
 STORE = "store"  # name of the disk tier
 MAX_QUOTA_BYTES = 20 << 30
+MIN_QUOTA_BYTES = 1 << 20  # under that it would keep no prompt worth keeping
 
 
-def store() -> TierSpec:
-    """The disk tier that every command and the server share; at most half of what is free, so that it fills no disk."""
-    path = default_root() / "kv_cache"
-    existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
-    quota = min(MAX_QUOTA_BYTES, shutil.disk_usage(existing).free // 2)
-    return TierSpec(name=STORE, kind="disk", path=str(path), quota_bytes=quota)
+def store(config: RuntimeConfig) -> TierSpec:
+    """The disk tier that every command and the server share, beside the models. It may hold at most half of what is
+    free without it, so that it fills no disk. Raises TierUnusableError where there is no room, or none may write."""
+    try:
+        return _opened(_root(config))
+    except TierUnusableError as error:
+        if _is_read_only(error.__cause__) and config.model_cache_dir:
+            return _opened(default_root())  # models that many share, and only an administrator may change
+        raise
+
+
+def _root(config: RuntimeConfig) -> Path:
+    return Root(Path(config.model_cache_dir)).path if config.model_cache_dir else default_root()
+
+
+def _opened(root: Path) -> TierSpec:
+    path = root / "kv_cache"
+    try:
+        existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
+        room = shutil.disk_usage(existing).free + _held_bytes(path)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise TierUnusableError(f"{path} cannot be used: {reason}", path=str(path)) from error
+    if room // 2 < MIN_QUOTA_BYTES:
+        raise TierUnusableError(f"{path} cannot be used: the disk is full", path=str(path))
+    return Tier(TierSpec(name=STORE, kind="disk", path=str(path), quota_bytes=min(MAX_QUOTA_BYTES, room // 2))).spec
+
+
+def _held_bytes(path: Path) -> int:
+    return Quota(path, 0).used() if path.is_dir() else 0
+
+
+def _is_read_only(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def configuration(**flags: Any) -> RuntimeConfig:
-    """Defaults < file < environment < flags; with the shared disk tier unless the configuration names tiers."""
+    """Defaults < file < environment < flags; with the shared disk tier unless the configuration names tiers. Without
+    any, and a warning, where there can be none: nothing that is asked of a model needs it."""
     config = environment.configuration(os.environ, flags)
-    return config if config.tiers else msgspec.structs.replace(config, tiers=(store(),))
+    if config.tiers:
+        return config
+    try:
+        return msgspec.structs.replace(config, tiers=(store(config),))
+    except TierUnusableError as error:
+        sys.stderr.write(f"warning: nothing is kept on disk: {printable(error.message)}\n")
+        return config
+
+
+def first_tier(config: RuntimeConfig) -> str:
+    """Its name. Raises TierUnusableError where there is none, which a warning has explained."""
+    if not config.tiers:
+        raise TierUnusableError("there is no tier to write to")
+    return config.tiers[0].name
 
 
 @asynccontextmanager

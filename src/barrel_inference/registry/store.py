@@ -245,7 +245,7 @@ def _folders(directory: str) -> list[str]:
     try:
         with os.scandir(directory) as entries:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []  # nothing was ever installed
 
 
