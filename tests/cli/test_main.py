@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,3 +171,16 @@ def test_times_for_people(now: str, text: str) -> None:
 def test_nobody_else_begins_a_line_of_the_log() -> None:
     record = logging.LogRecord("x", logging.INFO, "", 0, "model %s", ("a\n2026 ERROR forged \x1b[2J\x9b",), None)
     assert OneLine("%(name)s %(message)s").format(record) == r"x model a\x0a2026 ERROR forged \x1b[2J\x9b"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("list",), ("config", "show", "--all"), ("config", "show", "--json"), ("--help",), ("version",)]
+)
+def test_output_that_cannot_be_written_is_one_line(arguments: tuple[str, ...]) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full here")
+    with full.open("w") as nowhere:
+        command = [sys.executable, "-m", "barrel_inference.cli.main", *arguments]
+        done = subprocess.run(command, stdout=nowhere, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (EXIT_FAILED, "error: output: no space left on device\n")

@@ -10,10 +10,11 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import typer
 
-from barrel_inference.cli.report import EXIT_INTERRUPTED, exit_code, one_line
+from barrel_inference.cli.report import EXIT_FAILED, EXIT_INTERRUPTED, exit_code, one_line, printable
 from barrel_inference.errors import BarrelError
 
 # The file of a command has its name.
@@ -65,8 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {one_line(error)}\n")
         return exit_code(error)
     except BrokenPipeError:  # the reader of our output has left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except OSError as error:  # of a disk, more often than not the one that our output goes to
+        _drop_output()
+        reason, place = (error.strerror or str(error)).lower(), error.filename or "output"
+        sys.stderr.write(f"error: {printable(f'{place}: {reason}')}\n")
+        return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
 
@@ -78,6 +84,12 @@ def _describe(arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word != "--json"]
     describe(build(words), words)
     return 0
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again at the end of the process, which would complain."""
+    with suppress(OSError):  # where standard output is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _asked(arguments: Sequence[str]) -> str:
