@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -120,6 +121,12 @@ def test_several_lines() -> None:
     assert message(lambda prompt: '"""one line"""') == "one line"
 
 
+def test_what_was_pasted_keeps_its_lines() -> None:
+    server = FakeServer()
+    talk(server, "one\n  two\n", "/bye")
+    assert server.asked[0][1]["messages"][0]["content"] == "one\n  two"
+
+
 def test_an_interrupted_answer_is_remembered_as_far_as_it_came() -> None:
     server = FakeServer([ANSWER[0], {"interrupt": True}])
     text, session = talk(server, "Hi")
@@ -189,21 +196,26 @@ def test_a_parameter_that_the_server_would_not_take_is_refused_at_once(line: str
     assert session.options == {}
 
 
-def test_in_a_terminal(tmp_path: Path) -> None:
-    """A private server is started and is gone afterwards; Ctrl-C stops an answer; the history lasts."""
-    models = {"stub": STUB, "slow": SLOW}
+def environment(root: Path, term: str) -> dict[str, str]:
+    """Of a terminal whose server has stub models."""
     environ = {
         **os.environ,
-        "BARREL_INFERENCE_SERVER_MODELS": json.dumps(models),
+        "BARREL_INFERENCE_SERVER_MODELS": json.dumps({"stub": STUB, "slow": SLOW}),
         "BARREL_INFERENCE_SERVER_HOST": "0.0.0.0",  # of the one that others ask; this one is for the conversation alone
         "BARREL_INFERENCE_SERVER_PORT": "9",
-        "BARREL_INFERENCE_MODEL_CACHE_DIR": str(tmp_path / "models"),
-        "BARREL_INFERENCE_CACHE_DIR": str(tmp_path / "cache"),
-        "XDG_CACHE_HOME": str(tmp_path / "xdg"),
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-        "TERM": "dumb",
+        "BARREL_INFERENCE_MODEL_CACHE_DIR": str(root / "models"),
+        "BARREL_INFERENCE_CACHE_DIR": str(root / "cache"),
+        "XDG_CACHE_HOME": str(root / "xdg"),
+        "XDG_STATE_HOME": str(root / "state"),
+        "TERM": term,
     }
     environ.pop("BARREL_INFERENCE_HOST", None)
+    return environ
+
+
+def test_in_a_terminal(tmp_path: Path) -> None:
+    """A private server is started and is gone afterwards; Ctrl-C stops an answer; the history lasts."""
+    environ = environment(tmp_path, "dumb")
     command = ["-m", "barrel_inference.cli.main", "run", "stub", "--max-tokens", "5", "--verbose", "--no-cache"]
     command += ["--gpu-layers", "0"]
     terminal = pexpect.spawn(sys.executable, command, env=environ, encoding="utf-8", timeout=60)
@@ -235,6 +247,30 @@ def test_in_a_terminal(tmp_path: Path) -> None:
         terminal.close(force=True)
     assert terminal.exitstatus == 0
     assert "A long one" in (tmp_path / "state" / "barrel_inference" / "history").read_text()
+
+
+def test_a_paste_of_several_lines_is_one_message(tmp_path: Path) -> None:
+    command = ["-m", "barrel_inference.cli.main", "run", "stub", "--max-tokens", "5"]
+    environ = environment(tmp_path, "xterm")
+    terminal = pexpect.spawn(sys.executable, command, env=environ, encoding="utf-8", timeout=60)
+    terminal.logfile_read = seen = io.StringIO()
+    try:
+        terminal.expect(">>> ")
+        terminal.sendline("/set verbose")
+        terminal.expect("done")
+        terminal.expect_exact("\x1b[?2004h")  # asked for; otherwise a terminal sends a paste as if it was typed
+        terminal.expect(">>> ")
+        terminal.send("\x1b[200~first line\rsecond line\r\x1b[201~")
+        terminal.expect("second line")
+        terminal.send("\r")
+        terminal.expect("5 tokens")
+        terminal.expect(">>> ")
+        terminal.sendline("/bye")
+        terminal.expect(pexpect.EOF)
+    finally:
+        terminal.close(force=True)
+    assert seen.getvalue().count("5 tokens") == 1
+    assert "first line\nsecond line\n" in (tmp_path / "state" / "barrel_inference" / "history").read_text()
 
 
 def test_the_help_fits_on_eighty_columns() -> None:

@@ -91,8 +91,8 @@ def loop(session: Session, read: Read, write: Write) -> None:
 
 
 def message(read: Read) -> str:
-    """One line, or what stands between two fences. Raises EOFError, KeyboardInterrupt."""
-    line = read(PROMPT)
+    """One line, a paste of several, or what stands between two fences. Raises EOFError, KeyboardInterrupt."""
+    line = read(PROMPT).rstrip("\n")
     if not line.startswith(FENCE):
         return line
     lines = [line.removeprefix(FENCE)]
@@ -143,7 +143,7 @@ def _tell(pieces: Iterator[dict[str, Any]], write: Write) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _line_editing(session: Session) -> Iterator[None]:
-    """Arrow keys and a history that lasts, where Python has readline."""
+    """Arrow keys, a history that lasts, and pastes of several lines as one message, where Python has readline."""
     try:
         import readline
     except ImportError:
@@ -155,6 +155,7 @@ def _line_editing(session: Session) -> Iterator[None]:
     with contextlib.suppress(OSError):
         readline.read_history_file(file)
     readline.set_history_length(HISTORY_LINES)
+    readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
     try:
         yield
     finally:
