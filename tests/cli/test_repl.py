@@ -108,6 +108,13 @@ def test_what_counts_at_loading_is_said_at_loading() -> None:
     assert server.asked == [("/api/generate", {"model": "other", "prompt": "", "options": {"num_gpu": 7}})]
 
 
+def test_a_parameter_without_a_value_is_the_model_s_again() -> None:
+    server = FakeServer()
+    text, _ = talk(server, "/set parameter stop END", "/set parameter seed 1", "/set parameter stop", "x")
+    assert server.asked[0][1]["options"] == {"seed": 1}
+    assert "stop is as the model has it again" in text
+
+
 def test_format_and_back() -> None:
     server = FakeServer()
     talk(server, "/set format json", "x", "/set noformat", "y", '/set format {"type": "object"}', "z")
@@ -177,6 +184,8 @@ def test_wrong_commands_say_what_is_right(line: str) -> None:
         ("regex", '"x"', '"x"'),
         ("regex", "[1]", "[1]"),
         ("stop", "a b", ["a", "b"]),
+        ("stop", 'END "two words" \'don"t\'', ["END", "two words", 'don"t']),
+        ("stop", "<|im_end|> # \\n", ["<|im_end|>", "#", "\\n"]),
     ],
 )
 def test_parameters(name: str, text: str, value: Any) -> None:
@@ -188,6 +197,8 @@ def test_parameters(name: str, text: str, value: Any) -> None:
     [
         ("/set parameter temprature 0.1", "did you mean 'temperature'?"),
         ("/set parameter temperature warm", "must be of type float32"),
+        ("/set parameter stop 'never closed", "a quotation mark is not closed"),
+        ("/set parameter stop", "stop is not set"),
     ],
 )
 def test_a_parameter_that_the_server_would_not_take_is_refused_at_once(line: str, said: str) -> None:

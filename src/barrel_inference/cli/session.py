@@ -4,6 +4,7 @@ the messages."""
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
@@ -14,7 +15,9 @@ from barrel_inference.registry.modelfile.parameters import PARAMETERS
 from barrel_inference.server.models.parameters import translate
 
 HELP = """\
-/set parameter NAME VALUE…   of the next answers: temperature, seed, stop, …
+/set parameter NAME VALUE…   of the next answers: temperature, seed, stop, …;
+                             a stop of several words stands in quotes
+/set parameter NAME          without a value: as the model has it again
 /set system TEXT             the system message
 /set format json | SCHEMA    what answers must match; /set noformat
 /set think [LEVEL]           let the model think first; /set nothink
@@ -106,10 +109,8 @@ class Session:
     def _set(self, rest: str) -> str:
         what, _, value = rest.partition(" ")
         match what, value.strip():
-            case "parameter", given if " " in given:
-                name, _, text = given.partition(" ")
-                self.options |= parameter(name, text.strip())
-                return f"{name} is {self.options[name]!r} now"
+            case "parameter", given if given:
+                return self._set_parameter(*given.split(maxsplit=1))
             case "system", text if text:
                 self.system = text.strip('"')
                 return "the system message is set"
@@ -131,6 +132,15 @@ class Session:
             case _:
                 raise ConfigError("see /? for what can be set")
         return "done"
+
+    def _set_parameter(self, name: str, text: str = "") -> str:
+        if text:
+            self.options |= parameter(name, text)
+            return f"{name} is {self.options[name]!r} now"
+        if name not in self.options:
+            raise ConfigError(f"{name} is not set", option=name)
+        del self.options[name]
+        return f"{name} is as the model has it again"
 
     def _show(self, what: str) -> str:
         if what == "system" and self.system:
@@ -177,10 +187,20 @@ class Session:
 def parameter(name: str, text: str) -> dict[str, Any]:
     """As a request's option: numbers, true and false as such; ``stop`` is a list of texts. Raises ConfigError for a
     name that means nothing to requests nor to /save, and InvalidRequestError."""
-    option = {name: text.split() if name == "stop" else _scalar(text)}
+    option = {name: _words(text) if name == "stop" else _scalar(text)}
     if translate(option).ignored and name not in PARAMETERS:
         raise ConfigError(f"unknown parameter {name!r}{nearest(name, PARAMETERS)}", option=name)
     return option
+
+
+def _words(text: str) -> list[str]:
+    """As a shell parts them, but a backslash is one: stops are often odd."""
+    parts = shlex.shlex(text, posix=True)
+    parts.whitespace_split, parts.commenters, parts.escape = True, "", ""
+    try:
+        return list(parts)
+    except ValueError:
+        raise ConfigError(f"a quotation mark is not closed: {text}", option="stop") from None
 
 
 def _scalar(text: str) -> Any:
