@@ -46,6 +46,7 @@ BarrelError                     internal
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar, Self
 
 _by_code: dict[str, type[BarrelError]] = {}
@@ -98,7 +99,16 @@ class ModelError(BarrelError):
 
 
 class InvalidModelError(ModelError):
+    """``message`` has the file's name, since others read it; ``str`` is for the owner and has the whole path."""
+
     code = "invalid_model_file"
+
+    def __str__(self) -> str:
+        path = str(self.details.get("path", ""))
+        name = os.path.basename(path)  # noqa: PTH119 - imported by everybody
+        if not name or not self.message.startswith(f"{name}:"):
+            return self.message
+        return path + self.message.removeprefix(name)
 
 
 class DamagedModelError(ModelError):

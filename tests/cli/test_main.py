@@ -34,6 +34,7 @@ from barrel_inference.errors import (
     ConfigError,
     ContextExceededError,
     DirectiveError,
+    InvalidModelError,
     InvalidRequestError,
     ModelNotFoundError,
 )
@@ -130,6 +131,11 @@ def test_exit_codes_tell_kinds_of_failure_apart() -> None:
     assert exit_code(ContextExceededError("x")) == exit_code(InvalidRequestError("x")) == EXIT_REFUSED
     assert exit_code(InvalidRequestError("x", option="temperature")) == EXIT_USAGE
     assert exit_code(BarrelError("x")) == 1
+
+
+def test_a_file_is_named_with_its_directory() -> None:
+    error = InvalidModelError("m.gguf: no such file or directory", path="/far/away/m.gguf")
+    assert one_line(error) == "/far/away/m.gguf: no such file or directory"
 
 
 def test_an_error_is_one_line_with_its_cure() -> None:

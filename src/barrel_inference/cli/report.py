@@ -66,7 +66,7 @@ def exit_code(error: BarrelError) -> int:
 
 def one_line(error: BarrelError) -> str:
     """The message and, where one is known, the cure."""
-    message = printable(" ".join(error.message.split()))
+    message = printable(" ".join(str(error).split()))
     cure = _CURES.get(error.code)
     return f"{message}  ({cure})" if cure else message
 

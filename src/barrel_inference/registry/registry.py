@@ -348,6 +348,8 @@ def _problem(path: Path, digest: str) -> str | None:
         actual = hash_file(path)
     except FileNotFoundError:
         return "missing"
-    except (OSError, RegistryError, InvalidModelError) as error:
+    except OSError as error:
         return str(error)
+    except (RegistryError, InvalidModelError) as error:
+        return error.message
     return None if actual == digest else f"its content has the digest {actual}"

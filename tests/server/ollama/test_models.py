@@ -18,6 +18,7 @@ from tests.server.harness import STUB, RunningServer
 from tests.support.memory import FakeMemory
 
 MODELS = {
+    "gone": {"model_path": "/nonexistent/dir/model.gguf"},
     "vectors": {"backend": "stub", "context_opts": {"n_ctx": 512, "embeddings": True}},
     "polite": {
         **STUB,
@@ -51,6 +52,14 @@ def test_a_model_that_embeds_does_nothing_else(
     status, body = server.post(path, {"model": "vectors", **asked})
     said = body["error"] if path.startswith("/api") else body["error"]["message"]
     assert (status, said) == (400, f'"vectors" does not support {task}')
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/v1/completions"])
+def test_clients_are_told_no_directory(server: RunningServer, path: str) -> None:
+    status, body = server.post(path, {"model": "gone", "prompt": "hi"})
+    said = body["error"] if path.startswith("/api") else body["error"]["message"]
+    assert status == 500 and "(model.gguf: no such file or directory)" in said
+    assert "nonexistent" not in str(body)
 
 
 def test_it_loads_embeds_and_counts(server: RunningServer) -> None:

@@ -28,9 +28,9 @@ def model_files(path: Path) -> tuple[Path, ...]:
             mode = item.stat().st_mode
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise InvalidModelError(f"{item.name}: {(reason or 'not readable').lower()}") from None
+            raise InvalidModelError(f"{item.name}: {(reason or 'not readable').lower()}", path=str(item)) from None
         if not stat.S_ISREG(mode):
-            raise InvalidModelError(f"{item.name}: not a regular file")
+            raise InvalidModelError(f"{item.name}: not a regular file", path=str(item))
     return paths
 
 
