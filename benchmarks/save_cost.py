@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from barrel_inference import AsyncRuntime
+from barrel_inference.config import RuntimeConfig
 from benchmarks.report import Table, spread
 from benchmarks.setting import Setting, ask, prompt
 
@@ -11,7 +12,7 @@ async def measure(chosen: Setting) -> list[Table]:
     n_prompt = 512 if chosen.quick else 2048
     shares, saving, without = [], [], []
     for turn in range(chosen.rounds):
-        async with AsyncRuntime() as runtime:
+        async with AsyncRuntime(RuntimeConfig()) as runtime:
             model = await runtime.load_model(model_path=chosen.model_path, context_opts={"n_ctx": n_prompt + 64})
             tokens = await prompt(model, n_prompt, seed=turn)
             without.append((await ask(model, tokens, n_tokens=2, cache="off")).first_token_s)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import psutil
 
 from barrel_inference import AsyncModel, AsyncRuntime
+from barrel_inference.config import RuntimeConfig
 from barrel_inference.types import Completion, TierKind
 
 GIB = 1 << 30
@@ -76,7 +77,7 @@ async def loaded(
     chosen: Setting, *, tier: TierKind = "ram", folder: Path | None = None, **options: Any
 ) -> AsyncIterator[AsyncModel]:
     """A runtime of its own with the model loaded and its weights touched; closed, and thereby saved, at the end."""
-    async with AsyncRuntime() as runtime:
+    async with AsyncRuntime(RuntimeConfig()) as runtime:
         if folder is not None:
             runtime.start_tier("bench", tier, str(folder), 20 * GIB)
             options |= {"tier": tier, "tier_srv": "bench"}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from barrel_inference import AsyncRuntime
-from barrel_inference.config import BLOCK_TOKENS, TierSpec
+from barrel_inference.config import BLOCK_TOKENS, RuntimeConfig, TierSpec
 from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.namespace import Namespace
 from barrel_inference.kvcache.store import Shape, Store
@@ -63,7 +63,7 @@ def _text(seed: int) -> list[int]:
 
 
 async def _fill(folder: Path, n_objects: int) -> None:
-    async with AsyncRuntime() as runtime:
+    async with AsyncRuntime(RuntimeConfig()) as runtime:
         runtime.start_tier("bench", "disk", folder, 20 * GIB)
         model = await runtime.load_model("fill", **_stub())
         for seed in range(n_objects * BLOCK_TOKENS // N_PROMPT):
@@ -74,7 +74,7 @@ async def _fill(folder: Path, n_objects: int) -> None:
 
 
 async def _take(folder: Path) -> Taken:
-    async with AsyncRuntime() as runtime:
+    async with AsyncRuntime(RuntimeConfig()) as runtime:
         runtime.start_tier("bench", "disk", folder, 20 * GIB)
         began = time.perf_counter()
         model = await runtime.load_model("look", **_stub())

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from barrel_inference import AsyncModel, AsyncRuntime
+from barrel_inference.config import RuntimeConfig
 from benchmarks.report import Table
 from benchmarks.setting import GIB, Setting, ask, objects, prompt
 
@@ -38,7 +39,7 @@ async def measure(chosen: Setting) -> list[Table]:
 
 async def _scenario(chosen: Setting, name: str, work: Any) -> dict[str, Any]:
     folder = chosen.folder("writes")
-    async with AsyncRuntime() as runtime:
+    async with AsyncRuntime(RuntimeConfig()) as runtime:
         runtime.start_tier("bench", "disk", folder, 20 * GIB)
         options: dict[str, Any] = {"tier": "disk", "tier_srv": "bench", "context_opts": {"n_ctx": 4096}}
         model = await runtime.load_model(model_path=chosen.model_path, **options)

@@ -9,6 +9,11 @@ from hypothesis import settings
 # Read once, when llama.cpp is loaded, here and in the workers.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+# What a developer has configured is no matter of the tests, nor of the processes that they start.
+for name in [name for name in os.environ if name.startswith("BARREL_INFERENCE_")]:
+    del os.environ[name]
+os.environ["BARREL_INFERENCE_CONFIG"] = os.devnull
+
 # Started in the background of a script, a process ignores Ctrl-C, and so do its children; some tests send it to them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

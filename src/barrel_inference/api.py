@@ -30,7 +30,6 @@ from barrel_inference.chat.events import Answer, Event
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.errors import NotLoadedError
 from barrel_inference.kvcache.admin import pressure
-from barrel_inference.options import config_file, layered
 from barrel_inference.types import (
     CacheLookup,
     CacheReport,
@@ -309,7 +308,8 @@ class Cache:
 
 
 class Runtime:
-    """``aio.AsyncRuntime`` on a loop of its own. Also a context manager."""
+    """``aio.AsyncRuntime`` on a loop of its own, with the user's configuration unless one is given. Also a context
+    manager."""
 
     def __init__(self, config: RuntimeConfig | None = None, *, memory_pressure: pressure.Source | None = None) -> None:
         self._loop = _LoopThread()
@@ -377,11 +377,11 @@ _making = threading.Lock()
 
 
 def runtime() -> Runtime:
-    """The one that the functions of this module use; made at the first call, with the user's configuration."""
+    """The one that the functions of this module use; made at the first call."""
     global _default
     with _making:
         if _default is None or _default not in _open:
-            _default = Runtime(layered(RuntimeConfig(), file=config_file(), environ=os.environ, flags={}))
+            _default = Runtime()
         return _default
 
 

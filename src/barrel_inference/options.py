@@ -151,6 +151,11 @@ def config_file(environ: Mapping[str, str] = os.environ) -> Path | None:
     return default if default.is_file() else None
 
 
+def users_own(base: T) -> T:
+    """``base`` < the file of ``config_file`` < the environment."""
+    return layered(base, file=config_file(), environ=os.environ, flags={})
+
+
 def _from_environment(base: msgspec.Struct, environ: Mapping[str, str]) -> dict[str, Any]:
     """The nested values that variables such as BARREL_INFERENCE_CONTEXT_OPTS_N_CTX set."""
     known = {ENV_PREFIX + "_".join(path).upper(): path for path in _leaves(base)}

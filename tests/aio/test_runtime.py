@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pickle
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from barrel_inference import AsyncRuntime, RuntimeConfig
-from barrel_inference.errors import NotLoadedError
+from barrel_inference import AsyncRuntime, RuntimeConfig, TierSpec
+from barrel_inference.errors import ConfigError, InvalidModelError, NotLoadedError
 from tests.support.waiting import eventually
 
 
@@ -39,3 +43,73 @@ async def test_a_handle_is_found_by_its_id(tmp_path: Path) -> None:
 
 async def prompt_tokens(runtime: AsyncRuntime) -> float:
     return (await runtime.cache.stats()).by_model.get("m", {}).get("prompt_tokens", 0)
+
+
+async def test_without_a_configuration_it_has_the_user_s_own(tmp_path: Path) -> None:
+    """As bi.load_model has; in a process of its own, whose environment that is."""
+    file = tmp_path / "config.toml"
+    file.write_text(f'ram_dir = "{tmp_path}"\n[context_opts]\nn_ctx = 777\n')
+    program = (
+        "import asyncio, barrel_inference as bi\n"
+        "async def main():\n"
+        "    async with bi.AsyncRuntime() as own, bi.AsyncRuntime(bi.RuntimeConfig()) as plain:\n"
+        "        return own.config.context_opts, plain.config.context_opts\n"
+        "if __name__ == '__main__':\n"
+        "    own, plain = asyncio.run(main())\n"
+        "    with bi.Runtime() as runtime:\n"
+        "        model = runtime.load_model(backend='stub')\n"
+        "        print(own.n_ctx, own.n_batch, plain.n_ctx, model.info().n_ctx)\n"
+    )
+    settings = {"BARREL_INFERENCE_CONFIG": str(file), "BARREL_INFERENCE_CONTEXT_OPTS_N_BATCH": "99"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, env=os.environ | settings, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out.split() == [b"777", b"99", b"2048", b"777"]
+
+
+async def test_the_first_load_starts_it(tmp_path: Path) -> None:
+    """Or the janitor's thread would have no loop to tell of room."""
+    tier = TierSpec(name="store", kind="disk", path=str(tmp_path / "kv"), quota_bytes=1 << 20)
+    runtime = AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path), tiers=(tier,)))
+    runtime._on_room("store")  # nobody to tell yet
+    try:
+        model = await runtime.load_model("m", backend="stub", tier="disk", tier_srv="store")
+        await runtime.start()  # again, and nothing happens
+        runtime._on_room("store")
+        assert (await model.complete("hi", max_tokens=2)).tokens
+    finally:
+        await runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("model_id", "options", "words"),
+    [
+        (
+            "smollm2:135m",
+            {},
+            r"'smollm2:135m', which comes first, is the id .* load_model\(model_path='smollm2:135m'\)",
+        ),
+        (None, {}, "nothing says what to load: expected model_path"),
+        (None, {"n_ctx": 4096}, r"it belongs to context_opts: context_opts={'n_ctx': 4096}"),
+        (None, {"model_path": "a", "n_gpu_layers": 99}, r"it belongs to model_opts: model_opts={'n_gpu_layers': 99}"),
+        (None, {"min_tokens": 1}, r"it belongs to policy"),
+        (None, {"n_ctxx": 1}, "unknown option 'n_ctxx'"),
+    ],
+)
+async def test_what_is_misunderstood_is_explained(
+    tmp_path: Path, model_id: str | None, options: dict[str, Any], words: str
+) -> None:
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
+        with pytest.raises(ConfigError, match=words):
+            await runtime.load_model(model_id, **options)
+
+
+async def test_a_wrong_path_is_shown_whole_to_who_wrote_it(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "model.gguf"
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
+        with pytest.raises(InvalidModelError) as caught:
+            await runtime.load_model(model_path=path)
+    assert str(caught.value) == f"{path}: no such file or directory"
+    assert caught.value.message == "model.gguf: no such file or directory"
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -28,6 +28,7 @@ class Commands:
 
     def __init__(self, home: Path) -> None:
         self._environ = {**os.environ, "XDG_CACHE_HOME": str(home), "HOME": str(home)}
+        del self._environ["BARREL_INFERENCE_CONFIG"]
 
     def __call__(self, *arguments: str, stdin: str = "", **environ: str) -> Done:
         command = [sys.executable, "-m", "barrel_inference.cli.main", *arguments]

@@ -11,18 +11,33 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from barrel_inference.config import BACKEND_GROUP, BACKENDS, LoadArguments, LoadOptions, RuntimeConfig
+from barrel_inference.config import (
+    BACKEND_GROUP,
+    BACKENDS,
+    ContextOpts,
+    LoadArguments,
+    LoadOptions,
+    ModelOpts,
+    Policy,
+    RuntimeConfig,
+)
 from barrel_inference.errors import ConfigError, InvalidModelError
 from barrel_inference.fingerprint import Fingerprints, identity
 from barrel_inference.kvcache import policy
 from barrel_inference.options import build, nearest
 from barrel_inference.registry import Registry, gguf
 
+_GROUPS = {
+    "context_opts": ContextOpts.__struct_fields__,
+    "model_opts": ModelOpts.__struct_fields__,
+    "policy": Policy.__struct_fields__,
+}
 _FULL_PRECISION = ("f16", "f32", "bf16")
 
 
-def parse(options: Mapping[str, Any], config: RuntimeConfig) -> LoadArguments:
-    """Check every option by itself and against the others. Raises ConfigError."""
+def parse(options: Mapping[str, Any], config: RuntimeConfig, model_id: str | None = None) -> LoadArguments:
+    """Check every option by itself and against the others. Raises ConfigError. ``model_id`` is for its words alone."""
+    _check_groups(options)
     base = LoadArguments(
         model_opts=config.model_opts,
         context_opts=config.context_opts,
@@ -31,10 +46,20 @@ def parse(options: Mapping[str, Any], config: RuntimeConfig) -> LoadArguments:
         exact=config.exact,
     )
     arguments = build(base, {name: _loose(name, value) for name, value in options.items()})
-    _check_backend(arguments)
+    _check_backend(arguments, model_id)
     _check_context(arguments)
     policy.check(arguments.policy)
     return arguments
+
+
+def _check_groups(options: Mapping[str, Any]) -> None:
+    """What belongs into a table is not looked for beside it."""
+    for name, value in options.items():
+        group = next((group for group, known in _GROUPS.items() if name in known), None)
+        if group is not None and name not in LoadArguments.__struct_fields__:
+            raise ConfigError(
+                f"unknown option {name!r}; it belongs to {group}: {group}={{{name!r}: {value!r:.80}}}", option=name
+            )
 
 
 def _loose(name: str, value: Any) -> Any:
@@ -69,7 +94,7 @@ def _refused(option: str, value: Any, allowed: str) -> ConfigError:
     )
 
 
-def _check_backend(arguments: LoadArguments) -> None:
+def _check_backend(arguments: LoadArguments, model_id: str | None) -> None:
     name = arguments.backend
     if name not in BACKENDS:
         from importlib.metadata import entry_points  # slow to import, and rarely needed
@@ -80,9 +105,21 @@ def _check_backend(arguments: LoadArguments) -> None:
                 f"unknown backend {name!r}{nearest(name, known)}", option="backend", value=name, allowed=known
             )
     if name == "llama" and arguments.model_path is None:
-        raise _refused("model_path", None, "the path of a GGUF file")
+        raise _without_path(model_id)
     if arguments.fingerprint_mode == "fast_unsafe" and arguments.fingerprint is None:
         raise _refused("fingerprint", None, "32 bytes or 64 hex digits, with fingerprint_mode='fast_unsafe'")
+
+
+def _without_path(model_id: str | None) -> ConfigError:
+    expected = "model_path: the path of a GGUF file, or the name of an installed model"
+    if model_id is None:
+        text = f"nothing says what to load: expected {expected}"
+    else:
+        text = (
+            f"nothing says what to load: {model_id!r:.200}, which comes first, is the id that the loaded model gets; "
+            f"expected {expected}, as in load_model(model_path={model_id!r:.200})"
+        )
+    return ConfigError(text, option="model_path", value="None", allowed=expected)
 
 
 def _check_context(arguments: LoadArguments) -> None:

@@ -24,7 +24,7 @@ from barrel_inference.aio.tiers import Tiers, tier_info
 from barrel_inference.config import LoadArguments, RuntimeConfig, TierSpec
 from barrel_inference.errors import AlreadyLoadedError, ConfigError, NotLoadedError
 from barrel_inference.kvcache.admin import pressure
-from barrel_inference.options import build, nearest
+from barrel_inference.options import build, nearest, users_own
 from barrel_inference.threads import alone
 from barrel_inference.types import Completion, ModelInfo, TierInfo, TierKind
 from barrel_inference.worker.memory import MemoryReader, PsutilMemory
@@ -46,7 +46,8 @@ class _Loaded(NamedTuple):
 
 class AsyncRuntime:
     """``async with AsyncRuntime(config) as runtime`` starts the tiers of the configuration and closes everything at
-    the end.
+    the end. Without a ``config`` it has the user's own, of the file and the environment; ``RuntimeConfig()`` has the
+    defaults.
 
     ``memory_pressure`` (a callable that gives the used fraction, 0 to 1, on the janitor's thread) takes the place of
     the configured source;
@@ -64,7 +65,7 @@ class AsyncRuntime:
         from barrel_inference.fingerprint import Fingerprints  # these and ``loading`` read models: not for those who
         from barrel_inference.registry import Registry  # only import the package
 
-        self.config = RuntimeConfig() if config is None else config
+        self.config = users_own(RuntimeConfig()) if config is None else config
         self._worker_command = worker_command
         self._memory = PsutilMemory() if memory is None else memory
         self._tiers = Tiers(self.config, self._memory, on_room=self._on_room, memory_pressure=memory_pressure)
@@ -74,13 +75,16 @@ class AsyncRuntime:
         self._past: dict[str, dict[str, float]] = {}  # counters of the models that were unloaded
         self._unloading: dict[Supervisor, asyncio.Task[None]] = {}
         self.cache = AsyncCache(self._tiers, self.model, self._counters)
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it has started
         self._made = 0  # the highest number of an automatic id
         self._closed = False
 
     async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        for spec in self.config.tiers:
-            self._tiers.start(spec)
+        """Open the tiers of the configuration; the first load does it too."""
+        if self._loop is None:
+            for spec in self.config.tiers:
+                self._tiers.start(spec)
+            self._loop = asyncio.get_running_loop()
 
     async def close(self) -> None:
         """Unload everything at once, also what still drains; safe to call twice. A load in progress ends in a
@@ -114,7 +118,8 @@ class AsyncRuntime:
         from barrel_inference.aio import loading
 
         self._require_open()
-        arguments = loading.parse(options, self.config)
+        await self.start()
+        arguments = loading.parse(options, self.config, model_id)
         path = None if arguments.model_path is None else loading.locate(arguments.model_path, self._registry)
         number = self._free_number() if model_id is None else self._made
         model_id = self._reserve(_automatic_id(number) if model_id is None else model_id)
@@ -254,6 +259,8 @@ class AsyncRuntime:
 
     def _on_room(self, tier: str) -> None:
         """Janitor's thread."""
+        if self._loop is None:  # a tier was started, and no worker waits for room in it yet
+            return
         with suppress(RuntimeError):  # the loop was closed
             self._loop.call_soon_threadsafe(self._tell_workers, Room(tier))
 
