@@ -130,6 +130,7 @@ def test_the_prompt_can_be_seen(model: bi.Model) -> None:
     [
         ([], {}, "at least one message"),
         ([{"content": "x"}], {}, "a role"),
+        ([{"role": "usr", "content": "x"}], {}, "role .usr. is not allowed: expected one of system"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}], {}, "tool call"),
         ([{"role": "assistant", "tool_calls": ["f"]}], {}, "tool call"),
         (ASK, {"tools": [{"function": {}}]}, "a tool"),

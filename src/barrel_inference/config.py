@@ -163,7 +163,7 @@ class ServerOptions(Options, frozen=True):
     keep_alive_default_ms: Annotated[int, Meta(ge=-1, le=2**53)] = 300_000  # -1: models stay loaded
     v1_keep_alive: bool = False  # whether keep_alive in requests to /v1 counts
     ping_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0  # of silence in a stream, then clients are told to wait on
-    steady_prompts: Steady = "billing"
+    steady_prompts: Steady = "billing"  # taken out of system messages: Claude Code's header; "clock": times of day too
     max_loaded_models: Natural = 0  # as many as fit
     num_parallel: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 4  # requests of one model at a time; see above
     max_queue: Natural = 512  # of one model
@@ -197,7 +197,7 @@ class RuntimeConfig(Options, frozen=True):
     The automatic ``ram`` tier takes ``ram_quota_bytes``, by default min(25 % of RAM, half of the tmpfs).
     """
 
-    ram_dir: str | None = None  # the platform's tmpfs, or a private cache directory where that is missing or tiny
+    ram_dir: str | None = None  # /dev/shm, or the temporary directory where that is missing or tiny
     ram_quota_bytes: Positive | None = None
     tiers: tuple[TierSpec, ...] = ()  # started with the runtime
     cache_dir: str | None = None  # small things worth remembering (fingerprints); the user cache directory

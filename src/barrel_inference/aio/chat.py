@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from barrel_inference.aio.model import AsyncModel
 
 CHOICES = ("auto", "none", "required")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 # ---- the model's side
@@ -98,12 +99,22 @@ def turn_of(messages: Messages, options: ChatOptions, **more: Any) -> Turn:
 def _message(message: Message | Mapping[str, Any]) -> dict[str, Any]:
     """The field names that templates know, without the fields that say nothing."""
     if isinstance(message, Message):
+        _check_role(message.role)
         return said(message)
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequestError(f"a message is a mapping with a role, not {message!r:.80}")
+    _check_role(message["role"])
     for call in message.get("tool_calls") or ():
         _check_call(call)
     return dict(message)
+
+
+def _check_role(role: str) -> None:
+    """A template writes any word, and the model would answer to it."""
+    if role not in ROLES:
+        raise InvalidRequestError(
+            f"role {role!r:.40} is not allowed: expected one of {', '.join(ROLES)}", option="role"
+        )
 
 
 def said(message: Message) -> dict[str, Any]:

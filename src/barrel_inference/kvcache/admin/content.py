@@ -131,7 +131,7 @@ def found(store: Store, tokens: Sequence[int], salt: str = "") -> Found:
     """All that is stored of a prompt; CacheError when nothing is."""
     held = lookup.find(store, tokens, salt=salt, limit=lambda at: at)
     if not held.length:
-        raise CacheError("nothing of this prompt is stored: prefill it first")
+        raise CacheError("nothing of this prompt is stored: run it first")
     return held
 
 
