@@ -201,7 +201,7 @@ def test_thinking(fields: dict[str, Any], think: Any, budget: int | None) -> Non
 def test_an_output_format_constrains_the_answer() -> None:
     found = asked(output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
     assert found.constraint is not None
-    assert json.loads(found.constraint.json_schema or "") == SCHEMA
+    assert json.loads(found.constraint.json_schema or "") == SCHEMA | {"additionalProperties": False}
 
 
 def test_keep_alive_counts_only_when_it_is_switched_on() -> None:
