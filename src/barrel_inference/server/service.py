@@ -21,7 +21,7 @@ from barrel_inference.server.failures import ShuttingDownError
 from barrel_inference.server.http import record
 from barrel_inference.server.models import keepalive
 from barrel_inference.server.models.catalog import Catalog, Entry
-from barrel_inference.server.models.parameters import Parameters, translate
+from barrel_inference.server.models.parameters import Parameters, merge, translate
 from barrel_inference.server.models.pool import Lease, Pool
 from barrel_inference.server.neutral import (
     ChatRequest,
@@ -160,7 +160,7 @@ class ModelService:
         async with self.pool.lease(
             entry,
             n_ctx=wish.n_ctx or own.n_ctx,
-            hints=wish.load or own.load,
+            hints=merge(own.load, wish.load),
             keep_s=keep_s,
             embeddings=entry.embedding or task == "embed",
         ) as lease:

@@ -121,6 +121,28 @@ def test_unknown_options_are_told(server: RunningServer) -> None:
     assert headers["x-ignored-options"] == "tfs_z"
 
 
+@pytest.mark.parametrize("options", [{"num_thread": -3}, {"num_batch": -3}, {"weight_residency": "zzz"}])
+def test_load_options_are_checked_whether_the_model_is_loaded_or_not(
+    server: RunningServer, options: dict[str, Any]
+) -> None:
+    (name,) = options
+    for keep_alive in (0, "5m"):
+        server.post("/api/generate", {"model": "stub", "keep_alive": keep_alive})
+        for body in ({**GENERATE, "options": options}, {"model": "stub", "options": options}):
+            status, answer = server.post("/api/generate", body)
+            assert (status, f'option "{name}" must be' in answer["error"]) == (400, True)
+
+
+def test_the_bias_of_a_token(server: RunningServer) -> None:
+    """Which the stub's choice follows."""
+    token = server.post("/api/tokenize", {"model": "stub", "content": "Z"})[1]["tokens"][0]
+    options = {**FEW, "temperature": 0, "logit_bias": {str(token): 1000}}
+    status, body = server.post("/api/generate", {**GENERATE, "options": options})
+    assert (status, body["response"]) == (200, "ZZZ")
+    status, body = server.post("/api/generate", {**GENERATE, "options": {"logit_bias": {"Z": 1}}})
+    assert (status, body) == (400, {"error": "logit_bias maps token ids to numbers"})
+
+
 def test_debug_render_only(server: RunningServer) -> None:
     status, body = server.post("/api/chat", {**CHAT, "_debug_render_only": True})
     assert status == 200
