@@ -80,6 +80,8 @@ def _add_headers(message: Message, entry: Record) -> None:
     if entry.ignored:
         names = [name for name in entry.ignored if name.isascii() and name.isprintable()]
         headers["x-ignored-options"] = ", ".join(names)[:1000]
+    if entry.capped:
+        headers["x-capped-options"] = ", ".join(f"{name}={given}" for name, given in entry.capped.items())
 
 
 class Access(NamedTuple):
@@ -152,6 +154,9 @@ _ALLOWED_HEADERS = (
 )
 
 
+_READABLE_HEADERS = "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options, X-Capped-Options"
+
+
 def _preflight(origin: str | None) -> dict[str, str]:
     if origin is None:
         return {"allow": "GET, HEAD, POST, DELETE, OPTIONS"}
@@ -173,7 +178,7 @@ def _readable(send: Send, origin: str | None) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers["access-control-allow-origin"] = origin
-            headers["access-control-expose-headers"] = "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options"
+            headers["access-control-expose-headers"] = _READABLE_HEADERS
             headers.add_vary_header("Origin")
         await send(message)
 

@@ -158,6 +158,7 @@ class Metrics(Shown):
     truncated_messages: int = 0  # left out of the prompt, which was too long
     truncated_tokens: int = 0
     shifted_tokens: int = 0  # given up to go on when the context was full
+    capped: dict[str, int] | None = None  # options that asked for more than there is, and what was given
     finish_key: str | None = None
     cache: Json | None = None
 
