@@ -117,6 +117,18 @@ class CreateRequest(Named):
     quantize: str | None = None
     quantization: str | None = None  # the older spelling
     stream: bool | None = None
+    # refused
+    renderer: Any = None
+    parser: Any = None
+    requires: Any = None
+    info: Any = None
+    draft: Any = None
+    draft_files: Any = None
+    draft_quantize: Any = None
+    remote_host: Any = None
+
+
+NOT_CREATED = ("renderer", "parser", "requires", "info", "draft", "draft_files", "draft_quantize", "remote_host")
 
 
 class CopyRequest(Body):
