@@ -17,11 +17,11 @@ _GROUPS = ("model_opts", "context_opts")
 _SAID = ("parameters", "system", "template", "messages", "license", "model_path")
 _PARAMETER = {parameter.loader: name for name, parameter in PARAMETERS.items() if parameter.loader}
 # Where, when and how fast, but never what: a model made of this one may go without.
-_LEFT = frozenset(
-    ("backend", "tier", "tier_srv", "policy", "cache", "fingerprint", "fingerprint_mode", "ctx_params_hash")
-    + ("context_size", "quant_type", "quant_bits", "stub", "n_ubatch", "n_threads_batch", "decode_budget_ms")
-    + ("split_mode", "tensor_split", "prefetch", "pin_resident_after_first_request")
-)
+_LEFT = {
+    *("backend", "tier", "tier_srv", "policy", "cache", "fingerprint", "fingerprint_mode", "ctx_params_hash"),
+    *("context_size", "quant_type", "quant_bits", "stub", "n_ubatch", "n_threads_batch", "decode_budget_ms"),
+    *("split_mode", "tensor_split", "prefetch", "pin_resident_after_first_request"),
+}
 
 
 def configured(models: Mapping[str, Mapping[str, Any]]) -> Callable[[str], Known | None]:

@@ -32,8 +32,8 @@ Events = AsyncGenerator[dict[str, Any], None]
 
 
 class Installing:
-    """``configured``: ``server.models``, whose names no registry is asked for. ``local_files``: whether specs may name files of this
-    machine: only while its own users alone can ask."""
+    """``configured``: ``server.models``, whose names no registry is asked for. ``local_files``: whether specs may name
+    files of this machine: only while its own users alone can ask."""
 
     def __init__(self, registry: Registry, configured: Mapping[str, Mapping[str, Any]], *, local_files: bool) -> None:
         self._registry = registry
