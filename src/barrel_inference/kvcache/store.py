@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +24,7 @@ from barrel_inference.kvcache.record import (
     parse_name,
     short,
 )
+from barrel_inference.kvcache.tally import Tally
 from barrel_inference.kvcache.tier import Tier
 
 RACY_NS = 50_000_000  # a folder's mtime is no proof when it is younger than a clock tick or so
@@ -134,7 +134,7 @@ class Store:
     def __init__(self, tiers: Sequence[Tier], save_tier: Tier | None, namespace: bytes, shape: Shape) -> None:
         self.namespace, self.shape = namespace, shape
         self.tiers, self.save_tier = tuple(tiers), save_tier
-        self.counters: Counter[str] = Counter()
+        self.counters = Tally()
         self.lock = threading.RLock()
         self._pending: set[Name] = set()
         self.folder = namespace.hex()
@@ -188,7 +188,7 @@ class Store:
             index.discard(name)
             if corrupt:
                 index.ban(name)
-                self.counters["corrupt"] += 1
+                self.counters.count("corrupt", tier.name)
             else:
                 index.refresh_all()  # where one is gone, more may be
         if corrupt:

@@ -66,7 +66,8 @@ class Asking:
         found = await self._cache.stats()
         tiers = [msgspec.convert(tier, wire.Tier, from_attributes=True) for tier in found.tiers]
         namespaces = await self._cache.namespaces()
-        return answer(wire.Cache(tiers=tiers, namespaces=namespaces, counters=found.counters, by_model=found.by_model))
+        counters = {name: getattr(found, name) for name in ("counters", "by_model", "by_tier")}
+        return answer(wire.Cache(tiers=tiers, namespaces=namespaces, **counters))
 
     async def lookup(self, request: Request) -> Response:
         return await self._with_prompt(request, lambda lease, prompt: lease.model.lookup(prompt))

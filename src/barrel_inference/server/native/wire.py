@@ -77,6 +77,7 @@ class Cache(msgspec.Struct, kw_only=True):
     namespaces: list[NamespaceStats]
     counters: dict[str, float]
     by_model: dict[str, dict[str, float]]
+    by_tier: dict[str, dict[str, dict[str, float]]]  # by tier and model
 
 
 class EditRequest(msgspec.Struct, kw_only=True):
