@@ -28,6 +28,7 @@ BarrelError                     internal
 │   ├── DecodeError             decode_failed
 │   └── WorkerDiedError         worker_died
 ├── CacheError                  cache_error           export, import, pin
+│   └── NotStoredError          not_stored            nothing of the prompt is there
 ├── UnreachableError            unreachable           no server answers
 └── RegistryError               registry_error
     ├── InvalidNameError        invalid_name
@@ -188,6 +189,10 @@ class WorkerDiedError(RequestError):
 
 class CacheError(BarrelError):
     code = "cache_error"
+
+
+class NotStoredError(CacheError):
+    code = "not_stored"
 
 
 class UnreachableError(BarrelError):

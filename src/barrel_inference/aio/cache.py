@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from barrel_inference.aio.params import Prompt, StrPath, check_prompt, check_seconds, check_text
-from barrel_inference.aio.tiers import Tiers
+from barrel_inference.aio.tiers import AUTOMATIC, Tiers
 from barrel_inference.errors import TierUnknownError
 from barrel_inference.kvcache import tally
 from barrel_inference.kvcache.tier import Tier
@@ -111,8 +111,14 @@ class AsyncCache:
         """Put an exported file's objects into a tier (the automatic one). Raises CacheError."""
         from barrel_inference.kvcache.admin import archive
 
-        (target,) = self._chosen(tier) if tier is not None else [self._tiers.automatic()]
-        return await asyncio.to_thread(archive.import_file, Path(file), target)
+        return await asyncio.to_thread(archive.import_file, Path(file), self._target(tier))
+
+    def quota_bytes(self, tier: str | None = None) -> int:
+        """The most that a tier (the automatic one) may hold, and so that can be imported into it."""
+        return self._target(tier).quota.limit_bytes
+
+    def _target(self, tier: str | None) -> Tier:
+        return self._tiers.automatic() if tier in (None, AUTOMATIC) else self._chosen(tier)[0]
 
     def _chosen(self, name: str | None) -> list[Tier]:
         tiers = self._tiers.all()

@@ -186,7 +186,8 @@ def _readable(send: Send, origin: str | None) -> Send:
 
 
 class Body:
-    """Limits a request's body to ``max_bytes`` (uploads of blobs excepted) and its pauses to ``pause_s``."""
+    """Limits a request's body to ``max_bytes`` (uploads, which have limits of their own, excepted) and its pauses to
+    ``pause_s``."""
 
     def __init__(
         self, app: ASGIApp, *, max_bytes: int, pause_s: float, failure_of: FailureOf, unlimited: Iterable[str] = ()
@@ -206,7 +207,7 @@ class Body:
         declared = headers.get("content-length", "")
         if not unlimited and declared.isdecimal() and int(declared) > self._max_bytes:
             if "expect" not in headers:  # else nothing comes before we ask for it
-                await _discard(receive)
+                await discard(receive)
             await self._failure_of(scope["path"])(noted(self._too_large()))(scope, receive, send)
             return
         await self._app(scope, self._limited(receive, unlimited), send)
@@ -226,7 +227,7 @@ class Body:
             complete = not message.get("more_body", False)
             if seen > self._max_bytes and not unlimited:
                 if not complete:
-                    await _discard(receive)
+                    await discard(receive)
                 raise self._too_large()
             return message
 
@@ -236,7 +237,7 @@ class Body:
         return TooLargeError(f"the request's body is larger than {self._max_bytes} bytes", limit=self._max_bytes)
 
 
-async def _discard(receive: Receive) -> None:
+async def discard(receive: Receive) -> None:
     """Read on for a while: a client whose connection closes while it still sends never sees why."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):

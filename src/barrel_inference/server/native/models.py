@@ -98,14 +98,10 @@ class Asking:
 
     async def _with_prompt(self, request: Request, work: Callable[[Lease, str], Awaitable[Any]]) -> Response:
         body = await read(request, wire.PromptRequest)
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequestError("give either a prompt or messages")
+        prompt = prompt_of(body)
 
         async def with_lease(lease: Lease) -> Any:
-            prompt = body.prompt
-            if prompt is None:
-                prompt = await lease.model.apply_template(body.messages or [])
-            return await work(lease, prompt)
+            return await work(lease, await prompt(lease))
 
         return self._with_model(body.model, body.keep_alive, with_lease)
 
@@ -115,3 +111,16 @@ class Asking:
                 return msgspec.json.encode(await work(lease))
 
         return Answer(encoded(), failure=plain.failure)
+
+
+def prompt_of(body: wire.PromptRequest) -> Callable[[Lease], Awaitable[str]]:
+    """How to have it from the model. Raises InvalidRequestError unless there is one, and only one."""
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("give either a prompt or messages")
+
+    async def prompt(lease: Lease) -> str:
+        if body.prompt is None:
+            return await lease.model.apply_template(body.messages or [])
+        return body.prompt
+
+    return prompt

@@ -18,7 +18,7 @@ from barrel_inference.registry import Registry
 from barrel_inference.registry.names import parse_digest, parse_name, parse_spec
 from barrel_inference.server.http import record
 from barrel_inference.server.http.operation import Operation, read
-from barrel_inference.server.http.streaming import NDJSON, Answer, Stream, ndjson
+from barrel_inference.server.http.streaming import BYTES, NDJSON, Answer, Stream, ndjson
 from barrel_inference.server.models import based
 from barrel_inference.server.models.catalog import tagged
 from barrel_inference.server.ollama import wire
@@ -51,7 +51,7 @@ class Installing:
             row("POST", "/api/copy", self.copy, "Give a second name", wire.CopyRequest, failure=copy_failure),
             row("DELETE", "/api/delete", self.delete, "Remove a name", wire.Named),
             row("HEAD", "/api/blobs/{digest:path}", self.has_blob, "Whether a blob is here"),
-            row("POST", "/api/blobs/{digest:path}", self.receive_blob, "Upload a blob", also={201: None}),
+            row("POST", "/api/blobs/{digest:path}", self.receive_blob, "Upload a blob", also={201: None}, takes=BYTES),
         ]
 
     async def pull(self, request: Request) -> Response:
