@@ -34,6 +34,11 @@ def test_health(server: RunningServer) -> None:
     assert server.request("GET", "/health/ready")[0] == 200
 
 
+def test_who_asks_how_many_are_active_is_none_of_them(server: RunningServer) -> None:
+    until(lambda: server.request("GET", "/health")[1]["requests_active"] == 0)
+    until(lambda: samples(server)["barrel_requests_active", ()] == 0)
+
+
 def test_metrics_count_requests_tokens_and_the_cache(server: RunningServer) -> None:
     before = samples(server)
     assert server.post("/api/generate", ASK)[0] == 200

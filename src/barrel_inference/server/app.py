@@ -179,7 +179,11 @@ class Server:
 
     def _health(self) -> wire.Health:
         loaded = len(self.pool.loaded())
-        return wire.Health(status=self._state, models_loaded=loaded, requests_active=self._active)
+        return wire.Health(status=self._state, models_loaded=loaded, requests_active=self._others())
+
+    def _others(self) -> int:
+        """Requests under way beside the one that asks for their number."""
+        return self._active - 1
 
     def _begun(self) -> None:
         self._active += 1
@@ -191,7 +195,7 @@ class Server:
 
     async def _metrics_text(self) -> bytes:
         stats = await self._cache.stats()
-        now = [Sample("requests_active", "Requests under way", self._active)]
+        now = [Sample("requests_active", "Requests under way", self._others())]
         pulls = () if self._registry is None else samples.of_pulls(self._registry)
         return self.metrics.text([*now, *samples.of_models(self.pool.slots()), *samples.of_cache(stats), *pulls])
 

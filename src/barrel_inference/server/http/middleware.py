@@ -25,6 +25,7 @@ from barrel_inference.server.http.streaming import noted
 FailureOf = Callable[[str], Callable[[BarrelError], Response]]  # by path: each dialect has its own shape
 
 LINGER_S = 2.0
+CLIENT_CLOSED_REQUEST = 499  # nobody sees it but logs and metrics: Ollama's number, and nginx's
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class Records:
             if not entry.status:
                 await self._failure_of(scope["path"])(shown)(scope, receive, sending)
         finally:
+            if entry.disconnected and not entry.status:
+                entry.status = CLIENT_CLOSED_REQUEST
             entry.end()
             self._ended(entry)
 
