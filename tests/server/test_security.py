@@ -359,8 +359,8 @@ def test_nor_are_they_fetched_for_who_names_them_as_a_model(tmp_path: Path, path
 
 
 def test_template_bombs(server: RunningServer) -> None:
-    """Endless, enormous, and reaching for the interpreter. What is endless here is soon ended by how much it makes; that
-    time ends what makes nothing is in tests/chat/templates, with a clock of its own."""
+    """Endless, enormous, and reaching for the interpreter. What is endless here is soon ended by how much it makes;
+    that time ends what makes nothing is in tests/chat/templates, with a clock of its own."""
     for bomb in (
         "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = 'x' * 99999 %}{% endfor %}{% endfor %}",
         "{{ 'x' * 10**10 }}",
