@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from barrel_inference.kvcache.tally import Tally, split
 from barrel_inference.server import samples
+from barrel_inference.tally import Tally, split
 from barrel_inference.types import CacheStats, TierInfo
 
 TIERS = tuple(TierInfo(name=name, kind="disk", path="/x", quota_bytes=1) for name in ("fast", "my disk"))

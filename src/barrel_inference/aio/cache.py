@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from barrel_inference import tally
 from barrel_inference.aio.params import Prompt, StrPath, check_prompt, check_seconds, check_text
 from barrel_inference.aio.tiers import AUTOMATIC, Tiers
 from barrel_inference.errors import TierUnknownError
-from barrel_inference.kvcache import tally
 from barrel_inference.kvcache.tier import Tier
 from barrel_inference.options import nearest
 from barrel_inference.types import CacheLookup, CacheStats
@@ -34,7 +34,7 @@ class AsyncCache:
         counters: Callable[[], dict[str, dict[str, float]]],
         model_of: Callable[[str], str],
     ) -> None:
-        """``counters``: of each model, flat (see kvcache.tally); ``model_of`` a namespace: its name, or nothing."""
+        """``counters``: of each model, flat (see tally); ``model_of`` a namespace: its name, or nothing."""
         self._tiers = tiers
         self._model = model
         self._counters = counters

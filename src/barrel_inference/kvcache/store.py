@@ -24,8 +24,8 @@ from barrel_inference.kvcache.record import (
     parse_name,
     short,
 )
-from barrel_inference.kvcache.tally import Tally
 from barrel_inference.kvcache.tier import Tier
+from barrel_inference.tally import Tally
 
 RACY_NS = 50_000_000  # a folder's mtime is no proof when it is younger than a clock tick or so
 FIRST_READ = 4096

@@ -18,8 +18,8 @@ from barrel_inference.kvcache.policy import SaveReason
 from barrel_inference.kvcache.reader import Memory
 from barrel_inference.kvcache.record import Name, ObjectKind, Provenance, Record, encode, payload_hash
 from barrel_inference.kvcache.store import Store
-from barrel_inference.kvcache.tally import Tally
 from barrel_inference.kvcache.tier import NoRoomError, Tier
+from barrel_inference.tally import Tally
 from barrel_inference.trouble import Trouble
 
 logger = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from barrel_inference.kvcache.tally import BY_TIER
 from barrel_inference.registry import Registry
 from barrel_inference.server.http.metrics import Sample
 from barrel_inference.server.models.slot import Slot
+from barrel_inference.tally import BY_TIER
 from barrel_inference.types import CacheStats
 
 SEE = "See docs/kv-cache.md"

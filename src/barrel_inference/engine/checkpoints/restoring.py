@@ -16,7 +16,7 @@ from barrel_inference.kvcache.policy import cold_resume, cold_rows, is_worth, so
 from barrel_inference.kvcache.reader import Reader, Reading
 from barrel_inference.kvcache.record import CorruptError
 from barrel_inference.kvcache.store import Store
-from barrel_inference.kvcache.tally import Tally
+from barrel_inference.tally import Tally
 
 logger = logging.getLogger(__name__)
 
