@@ -61,12 +61,47 @@ def test_complete_and_stream_agree(model: bi.Model) -> None:
     assert done.seed == 1
 
 
+def test_everything_can_be_asked_of_a_model_by_its_id() -> None:
+    run_script(
+        """
+        import barrel_inference as bi
+        bi.load_model("tiny", backend="stub")
+        model = bi.model("tiny")
+        assert isinstance(model, bi.Model) and model.id == "tiny"
+        assert model.detokenize(model.tokenize("hello", add_special=False)) == "hello"
+        assert bi.model("tiny").chat([{"role": "user", "content": "hi"}], max_tokens=3).completion.tokens
+        text = "word " * 100
+        bi.model("tiny").prefill(text)
+        assert bi.model("tiny").pin(text) > 0 and bi.model("tiny").unpin(text)
+        bi.unload("tiny")
+        try:
+            bi.model("tiny")
+        except bi.errors.NotLoadedError:
+            print("not loaded")
+        """
+    )
+
+
 def test_a_model_is_found_by_its_id(runtime: bi.Runtime, model: bi.Model) -> None:
     assert runtime.model("stub").complete("x", max_tokens=3, seed=1) is not None
     assert [info.id for info in runtime.models()] == ["stub"]
     assert runtime.model("stub").info().phase == "ready"
     with pytest.raises(NotLoadedError, match="'stbu' is not loaded; did you mean 'stub'"):
         runtime.model("stbu")
+
+
+def test_a_load_that_fails_uses_up_no_id(tmp_path: Path) -> None:
+    with bi.Runtime(bi.RuntimeConfig(ram_dir=str(tmp_path))) as one:
+        for options in (
+            {"backend": "stub", "lora": [("/dev/zero", 1.0)]},
+            {"backend": "stub", "stub": {"fail_load": "no"}},
+        ):
+            with pytest.raises(bi.errors.BarrelError):
+                one.load_model(**options)
+        first = one.load_model(backend="stub")
+        one.load_model("barrel_inference_model_2", backend="stub")
+        first.unload()
+        assert (first.id, one.load_model(backend="stub").id) == ("barrel_inference_model_1", "barrel_inference_model_3")
 
 
 def test_loading_twice_and_unloading_twice(runtime: bi.Runtime, model: bi.Model) -> None:

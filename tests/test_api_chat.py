@@ -157,6 +157,23 @@ def test_a_model_that_cannot_think_says_so(model: bi.Model) -> None:
         model.chat(ASK, think=True)
 
 
+def test_given_markers_are_those_of_the_model(tmp_path: Path) -> None:
+    """The template knows neither thoughts nor tools; who gives marks says that the model does."""
+    marks: dict[str, Any] = {"thinking_markers": ("<t>", "</t>"), "tool_call_markers": ("<call>", "</call>")}
+    with bi.Runtime(bi.RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
+        _use_markers(runtime.load_model(backend="stub", **marks))
+
+
+def _use_markers(marked: bi.Model) -> None:
+    plain = marked.apply_template(ASK)
+    assert marked.chat(ASK, think=True, max_tokens=5).completion.tokens
+    assert marked.apply_template(ASK, think=True, choices=["yes"]) == f"{plain}<t>\n"
+    assert marked.apply_template(ASK, think=False) == f"{plain}<t>\n\n</t>\n\n"
+    assert "<call>" in marked.apply_template(ASK, tools=[TOOL])
+    answer = marked.chat(ASK, think=True, choices=["yes"], think_budget=3)
+    assert answer.message.reasoning_content and answer.message.content == "yes"
+
+
 async def test_cancelling_and_leaving_stop_the_work(tmp_path: Path) -> None:
     async with bi.AsyncRuntime(bi.RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
         slow = await runtime.load_model(backend="stub", stub={"delay_ms": 5}, context_opts={"n_ctx": 100_000})

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import time
 from pathlib import Path
 
 import pytest
 
 from barrel_inference.errors import ConfigError, InvalidModelError
-from barrel_inference.fingerprint import Fingerprints
+from barrel_inference.fingerprint import RACY_NS, Fingerprints, check_identity, identity
 
 
 @pytest.fixture
@@ -45,16 +46,51 @@ def test_a_copy_elsewhere_has_the_same_fingerprint_and_a_change_another(prints: 
     assert prints.of_model([path], "safe", None) != before
 
 
+def later() -> int:
+    return time.time_ns() + 2 * RACY_NS
+
+
 def test_it_is_remembered_by_identity_and_not_recomputed(tmp_path: Path) -> None:
     memory = tmp_path / "memory.json"
     path = write(tmp_path / "m", b"one")
-    before = Fingerprints(memory).of_model([path], "safe", None)
-    status = path.stat()
-    path.write_bytes(b"two")  # same size; with the old mtime nobody can tell
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert Fingerprints(memory).of_model([path], "safe", None) == before
+    true = hashlib.sha256(b"one").hexdigest()
+    assert Fingerprints(memory, later).of_model([path], "safe", None) == true
+    memory.write_text(memory.read_text().replace(true, "0" * 64))
+    assert Fingerprints(memory, later).of_model([path], "safe", None) == "0" * 64
     memory.write_bytes(b"{ damaged")
-    assert Fingerprints(memory).of_model([path], "safe", None) == hashlib.sha256(b"two").hexdigest()
+    assert Fingerprints(memory, later).of_model([path], "safe", None) == true
+
+
+def test_a_file_that_may_still_change_unseen_is_not_remembered(tmp_path: Path) -> None:
+    prints = Fingerprints(tmp_path / "memory.json")
+    prints.of_model([write(tmp_path / "m", b"one")], "safe", None)
+    assert not (tmp_path / "memory.json").exists()
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["written over", "put in its place"])
+def test_another_file_with_the_times_and_size_of_the_old_one(tmp_path: Path, is_new: bool) -> None:
+    """As ``cp -p`` and archives make them; the inode may even be the old one's."""
+    prints, path = Fingerprints(tmp_path / "memory.json", later), write(tmp_path / "m", b"one")
+    prints.of_model([path], "safe", None)
+    status = path.stat()
+    if is_new:
+        path.unlink()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert prints.of_model([path], "safe", None) == hashlib.sha256(b"two").hexdigest()
+
+
+def test_files_are_those_that_were_looked_at(tmp_path: Path) -> None:
+    path, link = write(tmp_path / "m", b"one"), tmp_path / "link"
+    files = [(str(path), identity(path))]
+    os.link(path, link)  # changes nothing of its content
+    check_identity(files)
+    write(tmp_path / "other", b"two").replace(path)
+    with pytest.raises(InvalidModelError, match="m has been replaced"):
+        check_identity(files)
+    path.unlink()
+    with pytest.raises(InvalidModelError, match="m has been replaced"):
+        check_identity(files)
 
 
 def test_nothing_remembered_is_no_error(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from barrel_inference.aio.stream import Streaming
 from barrel_inference.chat.events import Answer, Event
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.errors import NotLoadedError
+from barrel_inference.kvcache.admin import pressure
 from barrel_inference.options import config_file, layered
 from barrel_inference.types import (
     CacheLookup,
@@ -187,8 +188,10 @@ class _Blocking(Generic[Item, Whole]):
             self._loop.run(self._stream.aclose())
 
     def cancel(self) -> None:
-        """End it within one step: the stream then closes with finish reason ``cancelled``."""
-        self._loop.call(self._stream.cancel)
+        """End it within one step: the stream then closes with finish reason ``cancelled``. Any thread; nothing after
+        the runtime's own end."""
+        with suppress(NotLoadedError):
+            self._loop.call(self._stream.cancel)
 
     def result(self) -> Whole:
         """Read to the end; the whole."""
@@ -308,10 +311,10 @@ class Cache:
 class Runtime:
     """``aio.AsyncRuntime`` on a loop of its own. Also a context manager."""
 
-    def __init__(self, config: RuntimeConfig | None = None) -> None:
+    def __init__(self, config: RuntimeConfig | None = None, *, memory_pressure: pressure.Source | None = None) -> None:
         self._loop = _LoopThread()
         try:
-            self._runtime = self._loop.call(AsyncRuntime, config)
+            self._runtime = self._loop.call(AsyncRuntime, config, memory_pressure=memory_pressure)
             self._loop.run(self._runtime.start())
         except BaseException:
             self._loop.stop()
@@ -341,8 +344,11 @@ class Runtime:
     def unload(self, model_id: str, *, drain_s: float = 0.0) -> None:
         self._loop.run(self._runtime.unload(model_id, drain_s=drain_s))
 
-    def start_tier(self, name: str, kind: TierKind, path: StrPath, quota_bytes: int) -> TierInfo:
-        return self._loop.call(self._runtime.start_tier, name, kind, path, quota_bytes)
+    def start_tier(
+        self, name: str, kind: TierKind, path: StrPath, quota_bytes: int, *, min_free_bytes: int | None = None
+    ) -> TierInfo:
+        start = self._runtime.start_tier
+        return self._loop.call(start, name, kind, path, quota_bytes, min_free_bytes=min_free_bytes)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Unload everything; safe to call twice."""
@@ -396,6 +402,11 @@ def load_model(model_id: str | None = None, /, *, on_progress: OnProgress | None
     return runtime().load_model(model_id, on_progress=on_progress, **options)
 
 
+def model(model_id: str) -> Model:
+    """The handle of a loaded model: everything that can be asked of one. Raises NotLoadedError."""
+    return runtime().model(model_id)
+
+
 def models() -> list[ModelInfo]:
     return runtime().models()
 
@@ -406,13 +417,15 @@ def unload(model_id: str, *, drain_s: float = 0.0) -> None:
 
 
 def complete(model_id: str, prompt: Prompt, **options: Any) -> Completion:
-    return runtime().model(model_id).complete(prompt, **options)
+    return model(model_id).complete(prompt, **options)
 
 
 def stream(model_id: str, prompt: Prompt, **options: Any) -> Stream:
-    return runtime().model(model_id).stream(prompt, **options)
+    return model(model_id).stream(prompt, **options)
 
 
-def start_tier(name: str, kind: TierKind, path: StrPath, quota_bytes: int) -> TierInfo:
+def start_tier(
+    name: str, kind: TierKind, path: StrPath, quota_bytes: int, *, min_free_bytes: int | None = None
+) -> TierInfo:
     """Open a directory as a tier that later loads read from and may save to (``tier=kind, tier_srv=name``)."""
-    return runtime().start_tier(name, kind, path, quota_bytes)
+    return runtime().start_tier(name, kind, path, quota_bytes, min_free_bytes=min_free_bytes)

@@ -21,6 +21,7 @@ Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Factor = Annotated[float, Meta(ge=0, le=1e12)]  # bounds keep nan and infinity out
 ApiKey = Annotated[str, Meta(pattern=r"^[!-~]{8,}\Z")]  # what an HTTP header carries as it is
+Share = Annotated[float, Meta(gt=0, le=1)]
 LoraScale = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 BACKENDS = ("llama", "stub")
@@ -70,16 +71,17 @@ class ContextOpts(Options, frozen=True):
 
 
 class Policy(Options, frozen=True):
-    """Save gates of the KV store, in tokens unless the name says otherwise."""
+    """Save gates of the KV store, in tokens unless the name says otherwise. Those of cold saves rule what is written
+    while a prompt is read; when a sequence ends, all of it is saved (docs/kv-cache.md says when that matters)."""
 
-    min_tokens: Natural = 64
-    cold_min_tokens: Natural = 64
-    cold_max_tokens: Natural | None = None
-    continued_interval: Natural = 256
-    boundary_trim_tokens: Natural = 0
-    boundary_align_tokens: Positive = 2048
-    session_resume_wait_ms: Natural = 500
-    evict_save_timeout_ms: Natural = 30_000
+    min_tokens: Natural = 64  # shorter sequences are never saved
+    cold_min_tokens: Natural = 64  # shorter prompts are not saved while they are read
+    cold_max_tokens: Natural | None = None  # while a prompt is read, it is saved no further than this
+    continued_interval: Natural = 256  # while generating, complete blocks are saved every so many tokens
+    boundary_trim_tokens: Natural = 0  # so much of a prompt's end is not saved while it is read
+    boundary_align_tokens: Positive = 2048  # distance of states of recurrent and hybrid models; a multiple of 64
+    session_resume_wait_ms: Natural = 500  # how long parent_key waits for a save in flight
+    evict_save_timeout_ms: Natural = 30_000  # most time for saves at unload
     prefill_chunk_size: Positive | None = None  # max(64, n_batch / 4)
 
 
@@ -90,6 +92,7 @@ class TierSpec(Options, frozen=True):
     kind: TierKind
     path: Annotated[str, Meta(min_length=1)]
     quota_bytes: Bytes
+    min_free_bytes: Bytes | None = None  # left free on its file system; a GiB, but at most a twentieth of that
 
 
 class LoadOptions(Options, frozen=True):
@@ -101,6 +104,7 @@ class LoadOptions(Options, frozen=True):
     model_opts: ModelOpts = ModelOpts()
     context_opts: ContextOpts = ContextOpts()
     fingerprint: str = ""  # 64 hex
+    files: tuple[tuple[str, str], ...] = ()  # path and identity of all that the fingerprints are of
     quant_type: str | None = None
     quant_bits: float | None = None
     ctx_params_hash: str | None = None
@@ -207,6 +211,8 @@ class RuntimeConfig(Options, frozen=True):
     pressure: PressureSource = "none"
     pressure_high: Fraction = 0.85
     pressure_low: Fraction = 0.75
+    namespace_floor: Fraction = 0.05  # of a tier's quota; no model is pushed below it by others
+    namespace_cap: Share = 1.0  # of a tier's quota; no model keeps more
     model_cache_dir: str | None = None  # root of the registry; the user cache directory
     registry: RegistryOpts = RegistryOpts()
     server: ServerOptions = ServerOptions()

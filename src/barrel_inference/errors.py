@@ -5,6 +5,7 @@ BarrelError                     internal
 ├── ConfigError                 invalid_option        option, value, allowed
 ├── ModelError
 │   ├── InvalidModelError       invalid_model_file    missing, not GGUF, malformed, truncated
+│   ├── DamagedModelError       model_damaged         the same of the files of an installed model
 │   ├── LoadError               load_failed           the worker could not become ready
 │   ├── AlreadyLoadedError      already_loaded
 │   ├── NotLoadedError          not_loaded
@@ -30,6 +31,7 @@ BarrelError                     internal
 ├── CacheError                  cache_error           export, import, pin
 │   └── NotStoredError          not_stored            nothing of the prompt is there
 ├── UnreachableError            unreachable           no server answers
+├── ListenError                 cannot_listen         another process has the address
 └── RegistryError               registry_error
     ├── InvalidNameError        invalid_name
     ├── ModelNotFoundError      model_not_found
@@ -39,7 +41,8 @@ BarrelError                     internal
     ├── PullError               pull_failed           status
     ├── DigestMismatchError     digest_mismatch       expected, actual
     ├── DiskFullError           disk_full             needed, free
-    └── ReadOnlyError           read_only
+    ├── ReadOnlyError           read_only
+    └── LockedError             locked                path: another process holds it
 """
 
 from __future__ import annotations
@@ -97,6 +100,10 @@ class ModelError(BarrelError):
 
 class InvalidModelError(ModelError):
     code = "invalid_model_file"
+
+
+class DamagedModelError(ModelError):
+    code = "model_damaged"
 
 
 class LoadError(ModelError):
@@ -200,8 +207,6 @@ class UnreachableError(BarrelError):
 
 
 class ListenError(BarrelError):
-    """The address cannot be had now: another process has it, or its interface is not up yet."""
-
     code = "cannot_listen"
 
 
@@ -243,3 +248,7 @@ class DiskFullError(RegistryError):
 
 class ReadOnlyError(RegistryError):
     code = "read_only"
+
+
+class LockedError(RegistryError):
+    code = "locked"

@@ -1,8 +1,9 @@
 """The identity of a model: what its files hold, never where they lie.
 
 ``safe`` hashes every byte; ``gguf_chunked`` the metadata and the head of the first tensor, which catches accidents, not
-malice; ``fast_unsafe`` believes the caller. What was hashed once is remembered by (device, inode, size, mtime) of every
-file, in one small JSON file that belongs to whoever writes it last: losing an entry only costs a second hash.
+malice; ``fast_unsafe`` believes the caller. What was hashed once is remembered by (device, inode, size, mtime, ctime)
+of every file, in one small JSON file that belongs to whoever writes it last: losing an entry only costs a second hash.
+The mtime alone proves nothing: copies keep it, and inodes are used again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +27,7 @@ from barrel_inference.registry import gguf
 READ_BYTES = 4 << 20
 FIRST_TENSOR_BYTES = 8 << 20
 MAX_REMEMBERED = 1000
+RACY_NS = 2_000_000_000  # a file that changed so lately may change again without another time stamp
 
 
 class _FileId(NamedTuple):
@@ -32,20 +35,40 @@ class _FileId(NamedTuple):
     inode: int
     size: int
     mtime_ns: int
+    ctime_ns: int
 
     @classmethod
     def of(cls, path: Path) -> _FileId:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a FIFO would never end
             raise InvalidModelError(f"{path.name}: not a regular file")
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def identity(path: Path) -> str:
+    """Tells whether a path still leads to the same content, for as long as nobody forges time stamps. Without the
+    ctime, which a new link to the file changes. Raises OSError or InvalidModelError."""
+    return ":".join(map(str, _FileId.of(path)[:-1]))
+
+
+def check_identity(files: Iterable[tuple[str, str]]) -> None:
+    """Of paths with what ``identity`` said of them. Raises InvalidModelError."""
+    for path, known in files:
+        try:
+            is_same = identity(Path(path)) == known
+        except OSError:
+            is_same = False
+        if not is_same:
+            name = Path(path).name
+            raise InvalidModelError(f"{name} has been replaced since its fingerprint was taken: load the model again")
 
 
 class Fingerprints:
     """``memory`` is the file to remember in. Any thread; ``close`` makes running computations give up."""
 
-    def __init__(self, memory: Path) -> None:
+    def __init__(self, memory: Path, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._memory = memory
+        self._clock_ns = clock_ns
         self._closed = threading.Event()
 
     def close(self) -> None:
@@ -84,7 +107,8 @@ class Fingerprints:
                 raise InvalidModelError(f"{paths[0].name} changed while it was read")
         except OSError as error:
             raise InvalidModelError(f"{paths[0].name}: {(error.strerror or str(error)).lower()}") from error
-        self._remember(key, digest)
+        if all(self._clock_ns() - path.stat().st_ctime_ns > RACY_NS for path in paths):
+            self._remember(key, digest)
         return digest
 
     def _whole(self, paths: Sequence[Path]) -> str:

@@ -27,6 +27,11 @@ def test_options_reach_the_request_and_its_sampling() -> None:
     assert one(stop=["a", "b"]).stop == ("a", "b")
 
 
+def test_asking_for_others_asks_for_logprobs() -> None:
+    assert (one(top_logprobs=2).logprobs, one(top_logprobs=2).top_logprobs) == (True, 2)
+    assert not one(top_logprobs=0).logprobs
+
+
 def test_every_request_option_is_passed_on() -> None:
     handled = {"n", "json_schema", "regex", "grammar", "choices", "start_after", "outside", "trace"}
     assert set(RequestOptions.__struct_fields__) - handled <= set(Request.__struct_fields__)

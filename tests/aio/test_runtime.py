@@ -8,8 +8,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from barrel_inference import AsyncRuntime, RuntimeConfig
 from barrel_inference.config import TierSpec
+from barrel_inference.errors import NotLoadedError
 from barrel_inference.kvcache.record import Name
 from barrel_inference.kvcache.tier import NS_HEX, NoRoomError, Tier
 from tests.support.waiting import eventually
@@ -28,6 +31,16 @@ async def test_what_was_counted_stays_while_a_model_is_unloaded(tmp_path: Path) 
             stream.cancel()
         await unloading
         assert await prompt_tokens(runtime) == before
+
+
+async def test_a_handle_is_found_by_its_id(tmp_path: Path) -> None:
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path))) as runtime:
+        loaded = await runtime.load_model("m", backend="stub")
+        assert runtime.model("m") is loaded
+        assert "hello" in await runtime.model("m").detokenize(await runtime.model("m").tokenize("hello"))
+        await runtime.unload("m")
+        with pytest.raises(NotLoadedError, match="'m' is not loaded"):
+            runtime.model("m")
 
 
 async def prompt_tokens(runtime: AsyncRuntime) -> float:

@@ -8,6 +8,7 @@ import shutil
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from barrel_inference.aio.tiers import PrivateDirectory, Tiers
@@ -130,6 +131,26 @@ def test_a_tier_that_went_away_is_shown_as_unusable(tmp_path: Path) -> None:
     assert (info.writable, info.used_bytes, info.objects) == (False, 0, 0)
 
 
-def test_watermarks_must_be_in_order(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pressure_low=0\.9 is above pressure_high=0\.5"):
-        Tiers(RuntimeConfig(pressure_low=0.9, pressure_high=0.5), FakeMemory())
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"pressure_low": 0.9, "pressure_high": 0.5}, "pressure_low=0.9 .* at most pressure_high=0.5"),
+        ({"namespace_floor": 0.3, "namespace_cap": 0.2}, "namespace_floor=0.3 .* at most namespace_cap=0.2"),
+    ],
+)
+def test_limits_must_be_in_order(values: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Tiers(RuntimeConfig(**values), FakeMemory())
+
+
+def test_room_that_no_file_system_has_cannot_be_left_free(tmp_path: Path) -> None:
+    own = tiers(tmp_path)
+    greedy = msgspec.structs.replace(spec(tmp_path / "d"), min_free_bytes=1 << 60)
+    with pytest.raises(ConfigError, match=r"min_free_bytes=\d+ .* less than the \d+ bytes"):
+        own.start(greedy)
+    own.close()
+
+
+def test_a_source_of_memory_pressure_is_callable() -> None:
+    with pytest.raises(ConfigError, match=r"memory_pressure='system' .* expected a callable"):
+        Tiers(RuntimeConfig(), FakeMemory(), memory_pressure="system")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from barrel_inference.cli.client import Client
-from barrel_inference.errors import UnreachableError
+from barrel_inference.errors import BarrelError, InvalidRequestError, ModelfileError, UnreachableError
 
 KEYS = ("first-good-key", "another-good-key")
 
@@ -80,3 +80,48 @@ def test_half_an_answer_is_an_error() -> None:
     half = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{}"
     with answering(half) as client, pytest.raises(UnreachableError, match="broke off"):
         client.ask("GET", "/api/ps")
+
+
+# ---- what a server says
+
+
+def whole(status: str, body: bytes, more: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n{more}\r\n".encode() + body
+
+
+def test_a_failure_is_what_the_server_calls_it() -> None:
+    wrong = whole("400 Bad Request", b'{"error": "no"}', "x-wrong-option: temperature\r\n")
+    with answering(wrong) as client, pytest.raises(InvalidRequestError) as caught:
+        client.ask("GET", "/api/ps")
+    assert caught.value.details == {"option": "temperature"}
+    named = b'{"error": "no", "code": "invalid_modelfile"}\n'
+    with answering(whole("400 Bad Request", named)) as client, pytest.raises(ModelfileError, match="no"):
+        client.ask("GET", "/api/ps")
+    with answering(whole("200 OK", named)) as client, pytest.raises(ModelfileError, match="no"):
+        list(client.lines("/api/create", {}))
+
+
+def test_an_answer_that_is_no_json_is_an_error_of_ours() -> None:
+    with answering(whole("200 OK", b"<html>")) as client, pytest.raises(BarrelError):
+        client.ask("GET", "/api/ps")
+
+
+@pytest.mark.parametrize(
+    ("answer", "ours"),
+    [
+        (whole("200 OK", b'{"version": "0.33.0", "barrel_inference": "0.1.0"}'), True),
+        (whole("200 OK", b'{"version": "0.33.0"}'), False),
+        (whole("200 OK", b"[1]"), False),
+        (whole("200 OK", b"<html>"), False),
+        (whole("404 Not Found", b""), False),
+        (b"SSH-2.0-x\r\n", False),
+        (b"", False),
+    ],
+)
+def test_a_server_of_ours_is_told_from_others(answer: bytes, ours: bool) -> None:
+    with answering(answer) as client:
+        assert client.is_ours() is ours
+
+
+def test_where_nobody_listens_there_is_none_of_ours() -> None:
+    assert Client("http://127.0.0.1:9", environ={}).is_ours() is False

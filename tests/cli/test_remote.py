@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
-from barrel_inference.cli.report import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE
+from barrel_inference.cli.report import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
 from tests.registry.weights import model as weights
 from tests.server.harness import RunningServer
+from tests.support.waiting import until
 
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
-STUB = {"stub": {"backend": "stub", "context_opts": {"n_ctx": 512}}}
+_STUB = {"backend": "stub", "context_opts": {"n_ctx": 512}}
+STUB = {"stub": _STUB, "told": _STUB | {"system": "Be brief. " * 20}}
+DOCUMENT = "The barrel stood by the mill. " * 8
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +98,9 @@ def test_a_modelfile_cannot_name_files_of_this_machine(run: Run, file: Path, tmp
     assert done.returncode != 0 and done.stderr.splitlines()[-1].startswith("error: ")
 
 
-@pytest.mark.parametrize("command", [("verify",), ("cache", "clear"), ("cache", "pin", "x", "hi")])
+@pytest.mark.parametrize(
+    "command", [("verify",), ("cache", "import", "x.tar"), ("cache", "export", "x", "x.tar", "hi")]
+)
 def test_what_is_only_here_says_so(run: Run, command: tuple[str, ...]) -> None:
     done = run(*command)
     assert done.returncode == EXIT_REFUSED
@@ -119,11 +124,53 @@ def test_a_server_that_is_not_there(run: Run, command: tuple[str, ...]) -> None:
 def test_run(run: Run) -> None:
     few = ("--max-tokens", "5", "--temperature", "0")
     whole = told(run("run", "stub", "Hello", *few, "--json"))
-    assert whole["eval_count"] == 5
+    assert whole["usage"]["completion_tokens"] == 5
     streamed = run("run", "stub", "Hello", *few, "-v")
-    assert streamed.stdout.strip() == whole["message"]["content"].strip()
+    assert streamed.stdout.strip() == whole["text"].strip()
     assert "tokens" in streamed.stderr
-    assert told(run("run", "stub", "Hello", "--raw", *few, "--json"))["prompt_eval_count"] < whole["prompt_eval_count"]
+    plain = told(run("run", "stub", "Hello", "--raw", *few, "--json"))
+    assert plain["usage"]["prompt_tokens"] < whole["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("run", "stub", "Hi", "--temperature", "-1"), ("run", "stub", "Hi", "--raw", "--temperature", "-1", "--json")],
+)
+def test_a_wrong_value_is_wrong_usage_as_it_is_without_a_server(run: Run, arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == EXIT_USAGE
+    assert "temperature" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["stub", "told"])
+def test_what_the_server_keeps_of_a_prompt(run: Run, server: RunningServer, model: str) -> None:
+    before = saved_tokens(server)
+    assert run("run", model, DOCUMENT, "--max-tokens", "5").returncode == 0
+    until(lambda: saved_tokens(server) > before)
+    looked = told(run("cache", "lookup", model, DOCUMENT, "--json"))
+    assert looked["by_tier"]["store"] >= looked["prompt_tokens"] - 64  # also of what the model's own message says
+    assert f"of {looked['prompt_tokens']} tokens: " in run("cache", "lookup", model, DOCUMENT).stdout
+    assert told(run("cache", "pin", model, DOCUMENT, "--json"))["pinned_tokens"] >= 128
+    assert run("cache", "unpin", model, DOCUMENT).stdout == "unpinned\n"
+    assert run("cache", "unpin", model, DOCUMENT).returncode == EXIT_FAILED
+
+
+def saved_tokens(server: RunningServer) -> float:
+    counters: dict[str, float] = server.request("GET", "/api/cache")[1]["counters"]
+    return counters.get("saved_tokens", 0)
+
+
+def test_the_store_of_the_server(run: Run) -> None:
+    lines = run("cache", "stats").stdout.splitlines()
+    assert lines[0].startswith("store (disk)  ") and "COUNTER" in "".join(lines)
+    assert any(line.split() and line.split()[0] == "lookups" for line in lines)
+    found = told(run("cache", "stats", "--json"))
+    assert found["counters"]["lookups"] >= 1 and found["by_model"]
+    assert told(run("cache", "verify", "--json"))["corrupt"] == 0
+    assert told(run("cache", "clear", "--older-than", "30d", "--json"))["objects"] == 0
+    assert told(run("cache", "clear", "--json"))["objects"] >= 1
+    assert run("cache", "clear", "--tier", "nosuch").returncode == EXIT_USAGE
+    assert told(run("cache", "stats", "--json"))["tiers"][0]["objects"] == 0
 
 
 def test_nothing_was_done_on_this_machine(run: Run, home: Path) -> None:

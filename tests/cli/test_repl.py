@@ -93,6 +93,20 @@ def test_settings_go_with_the_next_request() -> None:
     assert request["think"] == "low"
 
 
+def test_without_the_cache_every_request_says_so() -> None:
+    server = FakeServer()
+    session = Session(server, "m", cache=False)
+    list(session.answer("x"))
+    list(Session(server, "m").answer("x"))
+    assert [body.get("cache") for _, body in server.asked] == ["off", None]
+
+
+def test_what_counts_at_loading_is_said_at_loading() -> None:
+    server = FakeServer()
+    talk(server, "/set parameter num_gpu 7", "/load other")
+    assert server.asked == [("/api/generate", {"model": "other", "prompt": "", "options": {"num_gpu": 7}})]
+
+
 def test_format_and_back() -> None:
     server = FakeServer()
     talk(server, "/set format json", "x", "/set noformat", "y", '/set format {"type": "object"}', "z")
@@ -190,15 +204,20 @@ def test_in_a_terminal(tmp_path: Path) -> None:
         "TERM": "dumb",
     }
     environ.pop("BARREL_INFERENCE_HOST", None)
-    command = ["-m", "barrel_inference.cli.main", "run", "stub", "--max-tokens", "5"]
+    command = ["-m", "barrel_inference.cli.main", "run", "stub", "--max-tokens", "5", "--verbose", "--no-cache"]
+    command += ["--gpu-layers", "0"]
     terminal = pexpect.spawn(sys.executable, command, env=environ, encoding="utf-8", timeout=60)
     try:
         terminal.expect(">>> ")
-        terminal.sendline("/set verbose")
-        terminal.expect("done")
-        terminal.expect(">>> ")
-        terminal.sendline("Hello")
-        terminal.expect("5 tokens")
+        for _ in range(2):  # nothing is known of it the second time
+            terminal.sendline("Hello " * 30)
+            terminal.expect(r"\(0 known\), 5 tokens")
+            terminal.expect(">>> ")
+            terminal.sendline("/clear")
+            terminal.expect("a new conversation")
+            terminal.expect(">>> ")
+        terminal.sendline("/show parameters")
+        terminal.expect(r"num_gpu +0")
         terminal.expect(">>> ")
         terminal.sendline("/load slow")
         terminal.expect("now with slow")

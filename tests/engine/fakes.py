@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -240,6 +240,7 @@ class FakeStore(KVStore):
         self.saved: list[list[int]] = []
         self.plans: Counter[str] = Counter()
         self.restored: list[int] = []
+        self.kept: list[list[int]] = []
         self.are_ready = True
         self.fails = False
         self.stop_at: tuple[int, ...] = ()
@@ -267,6 +268,9 @@ class FakeStore(KVStore):
 
     def release(self, plan: Plan) -> None:
         self.plans["released"] += isinstance(plan, FakePlan)
+
+    def keep(self, plans: Iterable[Plan]) -> None:
+        self.kept.append([plan.length for plan in plans])
 
     def restore(self, plan: Plan, seq: int) -> int:
         assert isinstance(plan, FakePlan) and not self._fake.kv[seq]

@@ -10,7 +10,8 @@ import pytest
 
 from barrel_inference.config import LoadOptions
 from barrel_inference.engine.backends import open_backend
-from barrel_inference.errors import ConfigError
+from barrel_inference.errors import ConfigError, InvalidModelError
+from barrel_inference.fingerprint import identity
 
 PACKAGE = """
 from barrel_inference.engine.stub import StubBackend
@@ -31,6 +32,29 @@ def test_ours_is_found_by_name() -> None:
     backend = open_backend(LoadOptions(id="m", backend="stub"), seen.append)
     assert backend.info.architecture == "stub"
     assert seen[-1] == 1.0
+
+
+class Replaced:
+    """Puts another file in its place while the model is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, fraction: float) -> None:
+        (self._path.parent / "other").write_bytes(b"two")
+        (self._path.parent / "other").replace(self._path)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "while it is loaded"])
+def test_files_that_were_replaced_are_not_loaded_under_the_old_fingerprint(tmp_path: Path, before: bool) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"one")
+    options = LoadOptions(id="m", backend="stub", files=((str(path), identity(path)),))
+    replace = Replaced(path)
+    if before:
+        replace(0.0)
+    with pytest.raises(InvalidModelError, match=r"m\.gguf has been replaced"):
+        open_backend(options, replace)
 
 
 def test_an_unknown_name_names_the_known_ones() -> None:

@@ -139,6 +139,24 @@ def test_gates(tmp_path: Path) -> None:
     assert one.checkpoints.counters["saves_cold"] == 4
 
 
+@pytest.mark.parametrize(("kind", "crashed", "again"), [("plain", 128, 499), ("recurrent", 0, 0)])
+@pytest.mark.parametrize("policy", [Policy(cold_max_tokens=128), Policy(boundary_trim_tokens=len(PROMPT) - 128)])
+def test_the_keys_of_cold_saves_hold_until_the_end_of_the_sequence(
+    tmp_path: Path, policy: Policy, kind: str, crashed: int, again: int
+) -> None:
+    """A crash leaves what was written while the prompt was read. Any other end saves the rest, but not the states that
+    were passed: only what continues the whole is then a hit."""
+    one = runner(tmp_path, kind, policy=policy)
+    sequence = Sequence(0, n_prompt=len(PROMPT), stops=one.checkpoints.stops(len(PROMPT), ()))
+    one._prefill(sequence, PROMPT)
+    assert one.checkpoints.flush(30.0)
+    assert one.checkpoints.lookup(PROMPT).cached_tokens == crashed
+    one.checkpoints.finish(sequence, "finish")
+    assert one.checkpoints.flush(30.0)
+    assert one.checkpoints.lookup(PROMPT).cached_tokens == again
+    assert one.checkpoints.lookup([*PROMPT, 5]).cached_tokens == len(PROMPT)
+
+
 @pytest.mark.parametrize(
     "policy",
     [

@@ -28,9 +28,10 @@ Sizes = tuple[int, int | None]
 
 
 @contextmanager
-def life(arch: Arch, path: Path, sizes: Sizes = SIZES[0]) -> Iterator[Worker]:
-    n_batch, n_ubatch = sizes
-    context = ContextOpts(n_ctx=1200, n_batch=n_batch, n_ubatch=n_ubatch, n_threads=1, flash_attn=True)
+def life(arch: Arch, path: Path, sizes: Sizes = SIZES[0], n_seq_max: int = 1) -> Iterator[Worker]:
+    context = ContextOpts(
+        n_ctx=1200, n_batch=sizes[0], n_ubatch=sizes[1], n_seq_max=n_seq_max, n_threads=1, flash_attn=True
+    )
     backend = LlamaBackend(LoadOptions(id="m", model_path=str(tiny_model(arch)), context_opts=context))
     worker = Worker(backend, path)
     assert worker.store.verdict == "exact"
@@ -79,6 +80,18 @@ def test_what_followed_live_from_the_end_of_another_prompt(tmp_path: Path, arch:
             assert ask(worker, n, max_tokens=0).done.finish_reason == "length"
     with life(arch, tmp_path) as worker:
         assert bool(restored(worker, (600, 400, 350))) == (arch in KEPT)
+
+
+@pytest.mark.parametrize("session", [None, "s"], ids=["too short to be kept", "pinned"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_was_read_beside_anothers_cells(tmp_path: Path, arch: Arch, session: str | None) -> None:
+    """Attention sums in the order of cells, and those of others lie before one's own."""
+    for n in LENGTHS:
+        with life(arch, tmp_path / str(n), n_seq_max=2) as worker:
+            worker.complete(TOKENS[900:970] if session else TOKENS[900:920], max_tokens=3, session=session)
+            ask(worker, n, max_tokens=1)
+        with life(arch, tmp_path / str(n)) as worker:
+            restored(worker, (n,))
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -91,6 +91,13 @@ def test_what_the_store_does_not_hold_stays(tmp_path: Path) -> None:
     assert without.held() == 2
 
 
+def test_what_is_too_short_to_be_kept_leaves(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    worker.complete(HEAD[:20])
+    worker.complete(OTHER)
+    assert worker.held() == 1
+
+
 def test_what_nobody_may_share_leaves_anywhere(tmp_path: Path) -> None:
     worker = Worker(tmp_path, attends_on_cpu=False)
     worker.complete(HEAD, cache="off")

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from barrel_inference.config import ContextOpts, LoadOptions, Policy
 from barrel_inference.engine.backend import DecodeStatus, Slice
 from barrel_inference.engine.llama import LlamaBackend
+from barrel_inference.kvcache.record import FIXED
 from tests.kvcache.harness import Runner, open_on, spec
 from tests.support.tiny_models import ARCHS, N_VOCAB, WINDOW, Arch, tiny_model
 
@@ -25,7 +27,15 @@ CHUNK = 256
 
 
 @contextmanager
-def loaded(arch: Arch, path: Path, *, flash_attn: bool, type_kv: str = "f16", **policy: int) -> Iterator[Runner]:
+def loaded(
+    arch: Arch,
+    path: Path,
+    *,
+    flash_attn: bool,
+    type_kv: str = "f16",
+    backend_type: type[LlamaBackend] = LlamaBackend,
+    **policy: int,
+) -> Iterator[Runner]:
     options = LoadOptions(
         id="m",
         model_path=str(tiny_model(arch)),
@@ -38,7 +48,7 @@ def loaded(arch: Arch, path: Path, *, flash_attn: bool, type_kv: str = "f16", **
             n_ctx=1024, flash_attn=flash_attn, type_k=type_kv, type_v=type_kv, n_threads=1, n_threads_batch=1
         ),
     )
-    backend = LlamaBackend(options)
+    backend = backend_type(options)
     checkpoints = open_on(backend, options)
     assert checkpoints.verdict == "exact"
     assert checkpoints.layout == KIND[arch]
@@ -155,3 +165,35 @@ def test_mistake_20_the_last_token_decoded_again(tmp_path: Path, arch: Arch) -> 
             assert equal(warm.logits, cold.logits), n
             restored += warm.restored > 0
         assert restored > 15 if arch == "llama" else restored == 0
+
+
+class Watched(LlamaBackend):
+    """Remembers what llama.cpp was given."""
+
+    written: ClassVar[list[bytes]] = []
+
+    def state_write(self, seq: int, blob: memoryview) -> bool:
+        self.written.append(bytes(blob))
+        return super().state_write(seq, blob)
+
+
+HUGE = b"\xff" * 96  # over everything that a state begins with: its counts of cells, streams, layers and bytes
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_state_altered_on_disk_never_reaches_llama(tmp_path: Path, arch: Arch) -> None:
+    """llama.cpp believes the counts in a state: it aborts, or allocates what they say."""
+    with loaded(arch, tmp_path, flash_attn=True) as one:
+        whole = one.run(TOKENS[:500], 3)
+    for path in tmp_path.glob("*/*/*.p"):
+        data = bytearray(path.read_bytes())
+        (header_bytes,) = FIXED.unpack_from(data)[-1:]
+        assert len(data) >= header_bytes + len(HUGE)
+        data[header_bytes : header_bytes + len(HUGE)] = HUGE
+        path.write_bytes(data)
+    with loaded(arch, tmp_path, flash_attn=True, backend_type=Watched) as again:
+        Watched.written.clear()  # the self-test's own
+        answer = again.run(TOKENS[:500], 3, cache="read")
+        assert again.checkpoints.counters["corrupt"] > 0
+    assert answer.restored == 0 and Watched.written == []
+    assert all(np.array_equal(a, b) for a, b in zip(answer.logits, whole.logits, strict=True))

@@ -129,6 +129,8 @@ def test_mistake_05_no_file_in_the_place_of_an_object(tmp_path: Path, what: str)
     assert again.checkpoints.counters["corrupt"] == 1
     assert again.run(PROMPT).restored == len(PROMPT) - 1
     assert again.checkpoints.counters["corrupt"] == 1
+    Tier(spec(tmp_path)).quota.add(0, removed=1)  # as after an eviction: everything is listed again
+    assert again.run(PROMPT).restored == len(PROMPT) - 1
 
 
 def test_mistake_05_another_s_tokens_under_the_same_key(tmp_path: Path) -> None:

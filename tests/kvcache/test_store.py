@@ -34,7 +34,7 @@ def test_what_is_on_its_way_is_known(tmp_path: Path) -> None:
     one.dropped(record.name)
     assert not one.is_known(record.name) and not one.is_pending(record.name.key)
     one.expect(record.name)
-    one.saved(record.name, record)
+    one.saved(record.name, record, was_written=True)
     assert one.is_known(record.name) and not one.is_pending(record.name.key)
 
 
@@ -42,7 +42,7 @@ def test_without_a_tier_to_save_to_nothing_is_wanted() -> None:
     one = store()
     name = records(TOKENS)[0].name
     assert one.is_known(name)
-    one.saved(name, records(TOKENS)[0])
+    one.saved(name, records(TOKENS)[0], was_written=True)
     assert one.tokens_behind(name.key) is None
 
 
@@ -53,7 +53,7 @@ def test_a_prefilled_object_replaces_a_generated_one(tmp_path: Path) -> None:
     (record, *_) = records(TOKENS, "p")
     assert one.is_known(generated) and not one.is_known(record.name)
     put(tier, TOKENS[:64], "p")
-    one.saved(record.name, record)
+    one.saved(record.name, record, was_written=True)
     assert one.is_known(record.name)
     assert not tier.has(NAMESPACE.hex(), generated) and tier.has(NAMESPACE.hex(), record.name)
 

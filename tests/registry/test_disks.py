@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from barrel_inference.errors import DiskFullError, ReadOnlyError, RegistryError
 from barrel_inference.registry import Registry
 from barrel_inference.registry.blobs import _link_or_point
+from barrel_inference.registry.create import CreateRequest
 from barrel_inference.registry.download.part import SPARE_BYTES, Part
 from barrel_inference.registry.locks import Lease
 from tests.registry.conftest import open_registry, pull
@@ -123,3 +124,36 @@ def test_a_read_only_root_can_be_read_and_says_why_it_cannot_be_changed(disk: Pa
     for change in (lambda: registry.copy("a", "b"), lambda: registry.remove("a"), registry.gc):
         with pytest.raises(ReadOnlyError, match="models directory"):
             change()
+
+
+async def test_what_fails_on_a_full_disk_leaves_nothing_open(hub: Hub, disk: Path) -> None:
+    """Of twenty pulls, creates, uploads and loads, no descriptor and no lease."""
+    hub.repository("Org/Repo", {"m.gguf": model(4096)})
+    registry = open_registry(disk, hub)
+    root, digest = registry._ground.root, "sha256:" + "ab" * 32
+    root.prepare()
+    with root.lock():
+        pass
+    fill(disk / "filler")
+    opened: list[int] = []
+    for _ in range(20):
+        for attempt in (
+            pull(registry, "hf://Org/Repo"),
+            made(registry, f"FROM @{digest}"),
+            registry.receive_blob(digest, nothing()),
+            registry.hold(registry._ground.blobs.path(digest)),
+        ):
+            with pytest.raises(DiskFullError):
+                await attempt
+        opened.append(sum(1 for _ in Path("/proc/self/fd").iterdir()))
+    assert max(opened) <= opened[0] and list(root.tmp.glob("*.lease")) == []
+
+
+async def made(registry: Registry, modelfile: str) -> None:
+    async for _ in registry.create("mine", CreateRequest(modelfile=modelfile)):
+        pass
+
+
+async def nothing() -> AsyncIterator[bytes]:
+    for block in ():
+        yield block

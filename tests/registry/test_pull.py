@@ -60,6 +60,26 @@ async def test_hub_repository_end_to_end(hub: Hub, registry: Registry) -> None:
     assert leftovers(registry) == []
 
 
+async def test_a_pull_that_brought_nothing_leaves_nothing_and_one_that_was_broken_off_its_part(
+    hub: Hub, registry: Registry
+) -> None:
+    hub.repository("Org/Repo", {"m.gguf": CONTENT})
+    weights = hub.resources["/cdn/Org/Repo/m.gguf"]
+    weights.faults = [Fault(status=404)]
+    with pytest.raises(PullError):
+        await pull(registry, "hf://Org/Repo")
+    assert leftovers(registry) == []
+    weights.skip, weights.faults = 1, [Fault(stall_at=50_000), Fault(status=404)]
+    with pytest.raises(PullError):
+        await pull(registry, "hf://Org/Repo")
+    part, _state = leftovers(registry)
+    assert (registry.root / "tmp" / part).stat().st_size > 0
+    weights.faults = [Fault(status=404)]
+    with pytest.raises(PullError):
+        await pull(registry, "hf://Org/Repo")
+    assert len(leftovers(registry)) == 2
+
+
 async def test_a_second_pull_fetches_nothing(hub: Hub, registry: Registry) -> None:
     hub.repository("Org/Repo", {"m.gguf": CONTENT})
     await pull(registry, "hf://Org/Repo")

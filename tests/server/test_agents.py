@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
@@ -163,11 +163,13 @@ def test_a_call_that_is_cut_off(client: Any, claude: Any) -> None:
 
 def test_structured_output_through_the_client(client: Any) -> None:
     pydantic = pytest.importorskip("pydantic")
-    person = pydantic.create_model("Person", name=(str, ...), age=(int, ...), tags=(list[str], ...))
+    word = Annotated[str, pydantic.Field(max_length=20)]  # bounded, so that the answer always comes to its end
+    age, tags = Annotated[int, pydantic.Field(ge=0, le=150)], Annotated[list[word], pydantic.Field(max_length=3)]
+    person = pydantic.create_model("Person", name=(word, ...), age=(age, ...), tags=(tags, ...))
     form = {"type": "json_schema", "json_schema": {"name": "Person", "schema": person.model_json_schema()}}
     done = chat(client, messages=[{"role": "user", "content": "Describe Ada, 36, as JSON."}], response_format=form)
-    if done.choices[0].finish_reason == "stop":
-        person.model_validate_json(done.choices[0].message.content)
+    assert done.choices[0].finish_reason == "stop"
+    person.model_validate_json(done.choices[0].message.content)
 
 
 def test_a_json_object(client: Any) -> None:

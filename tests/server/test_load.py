@@ -4,8 +4,10 @@ without an answer. The places of the model are held by the test, so that nothing
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +16,10 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from barrel_inference.server.app import Server
+from tests.registry.weights import model
 from tests.server.harness import STUB, RunningServer
+from tests.support.hub import Fault, Hub
+from tests.support.waiting import until
 
 DEPTH, CROWD, MANY = 100, 320, 40
 ASK = {"model": "stub", "max_tokens": 2}
@@ -132,3 +137,54 @@ async def test_clients_with_keys_take_turns(tmp_path: Path) -> None:
             await release()
             await asyncio.gather(*clients)
     assert order(crowd) == [0, 3, 1, 4, 2]
+
+
+async def chats_have_one_thread(inside: Server) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+
+def test_chats_go_on_beside_downloads(tmp_path: Path) -> None:
+    """However many: each has the threads that it needs, and takes none of those that render chats."""
+    with Hub() as hub, ThreadPoolExecutor(MANY) as clients:
+        for number in range(3):
+            hub.repository(f"Org/Repo{number}", {"m.gguf": model(60_000, number)})
+            resource = hub.resources[f"/cdn/Org/Repo{number}/m.gguf"]
+            resource.skip, resource.faults = 1, [Fault(stall_at=10_000)]
+        patient = {"registry": {"hf_endpoint": hub.url, "stall_s": 3600.0}}
+        with serving(tmp_path, places=2, runtime=patient) as server:
+            server.run(chats_have_one_thread)
+            for number in range(3):
+                clients.submit(server.post, "/api/pull", {"model": f"hf://Org/Repo{number}"})
+            until(lambda: hub.sent_bytes > 30_000)
+            assert server.ask(lambda inside: inside._registry is not None and inside._registry.pulls_running) == 3
+            chat = {**ASK, "messages": MESSAGES}
+            assert server.post("/api/chat", {**chat, "stream": False})[0] == 200
+            assert server.request("GET", "/metrics")[0] == 200
+
+
+def test_a_model_is_not_starved_by_a_busy_one(tmp_path: Path) -> None:
+    """There is room for one, and the clients of the other never pause."""
+    models = {name: {**STUB, "stub": {"delay_ms": 10.0, "model": name}} for name in ("busy", "other")}
+    counts: Counter[int] = Counter()
+    done = threading.Event()
+
+    def asks(name: str) -> int:
+        asked = {"model": name, "prompt": "x", "options": {"num_predict": 40}, "stream": False}
+        return server.post("/api/generate", asked)[0]
+
+    def client() -> None:
+        while not done.is_set():
+            counts[asks("busy")] += 1
+
+    options = {"max_loaded_models": 1, "queue_timeout_s": 50.0, "models": models}
+    with RunningServer(tmp_path, num_parallel=2, **options) as server, ThreadPoolExecutor(3) as clients:
+        for _ in range(3):
+            clients.submit(client)
+        until(lambda: counts[200] >= 3)
+        try:
+            assert asks("other") == 200
+            before = counts[200]
+            until(lambda: counts[200] >= before + 3)
+        finally:
+            done.set()
+    assert set(counts) == {200}

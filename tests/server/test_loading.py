@@ -15,6 +15,7 @@ from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.parameters import translate
 from barrel_inference.server.models.pool import Pool
 from barrel_inference.server.service import ModelService
+from tests.registry.weights import model
 from tests.server.fakes import FakeRuntime, FakeTimers
 from tests.server.harness import STUB, RunningServer
 from tests.support.memory import FakeMemory
@@ -131,3 +132,49 @@ def test_a_load_that_the_worker_refuses_is_not(tmp_path: Path) -> None:
         status, text, headers = server.exchange("POST", "/api/chat", CHAT)
         assert (status, text) == (500, '{"error":"no such thing"}')
         assert "retry-after" not in headers
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut short"])
+def test_files_of_an_installed_model_that_are_no_more_are_not_the_requests_fault(tmp_path: Path, damage: str) -> None:
+    own = tmp_path / "own.gguf"
+    own.write_bytes(model(5000))
+    with RunningServer(tmp_path) as server:
+        assert server.post("/api/pull", {"model": str(own), "stream": False})[0] == 200
+        (blob,) = (tmp_path / "models" / "blobs").iterdir()
+        blob.unlink() if damage == "missing" else blob.write_bytes(own.read_bytes()[:100])
+        asked = {**CHAT, "model": "own"}
+        told = {path: server.post(path, asked) for path in ("/api/chat", "/v1/chat/completions", "/v1/messages")}
+        told["/api/show"] = server.post("/api/show", {"model": "own"})
+    words = "the files of model 'own:latest' are missing or damaged ("
+    for path, (status, body) in told.items():
+        message = body["error"]["message"] if path.startswith("/v1") else body["error"]
+        assert (status, message[: len(words)]) == (500, words)
+        assert message.endswith("pull it again, or see what is wrong: barrel-inference verify own:latest")
+        assert str(tmp_path) not in message
+    assert told["/v1/chat/completions"][1]["error"]["code"] == "model_damaged"
+    assert told["/v1/messages"][1]["error"]["type"] == "api_error"
+
+
+def test_so_is_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
+    own = tmp_path / "own.gguf"
+    own.write_bytes(model(5000))
+    with RunningServer(tmp_path) as server:
+        assert server.post("/api/pull", {"model": str(own), "stream": False})[0] == 200
+        (tmp_path / "models" / "manifests" / "own" / "latest.json").write_text("{")
+        status, body = server.post("/v1/chat/completions", {**CHAT, "model": "own"})
+    assert (status, body["error"]["code"]) == (500, "invalid_manifest")
+    assert body["error"]["message"].endswith("; pull it again")
+
+
+def test_a_file_that_the_request_brings_is_its_fault(tmp_path: Path) -> None:
+    own = tmp_path / "own.gguf"
+    own.write_bytes(b"no model")
+    with RunningServer(tmp_path) as server:
+        assert server.post("/api/pull", {"model": str(own), "stream": False})[0] == 400
+
+
+def test_a_file_that_the_configuration_names_is_not(tmp_path: Path) -> None:
+    models = {"mine": {"model_path": str(tmp_path / "none.gguf")}}
+    with RunningServer(tmp_path, models=models) as server:
+        status, body = server.post("/api/chat", {**CHAT, "model": "mine"})
+    assert status == 500 and body["error"].endswith("; the configuration of the server names them")

@@ -186,6 +186,46 @@ def test_deep_and_large_schemas(server: RunningServer) -> None:
         assert server.post("/api/chat", {**CHAT, "tools": [tool]})[0] == 400
 
 
+LARGE: list[dict[str, Any]] = [
+    {"json_schema": json.dumps(nested(150))},
+    {"json_schema": json.dumps({"enum": [str(number) for number in range(40_000)]})},
+    {"regex": "a" * 300_000},
+    {"grammar": "start: " + '"a" ' * 100_000},
+]
+
+
+@pytest.mark.parametrize("form", LARGE, ids=["deep", "wide", "regex", "grammar"])
+def test_large_forms_on_every_way_in(server: RunningServer, form: dict[str, Any]) -> None:
+    asked = {"model": "stub", "prompt": "hi", "stream": False}
+    name, text = next(iter(form.items()))
+    openai = {"guided_regex": text} if name == "regex" else {name: json.loads(text) if name == "json_schema" else text}
+    bodies = [
+        ("/api/generate", asked | {"options": form}),
+        ("/api/generate", asked | {"options": form, "raw": True}),
+        ("/api/chat", {**CHAT, "options": form}),
+        ("/v1/completions", asked | openai),
+        ("/v1/chat/completions", CHAT | openai),
+    ]
+    for path, body in bodies:
+        status, answer = server.post(path, body)
+        assert status == 400 and re.search("at most|deeper than", str(answer["error"])), (path, answer)
+
+
+def chain(n: int) -> dict[str, Any]:
+    links = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}]} for i in range(n)}
+    return {"$ref": "#/$defs/0", "$defs": links | {str(n): {"type": "null"}}}
+
+
+def test_a_long_chain_of_references_ends_no_worker(server: RunningServer) -> None:
+    for path, body in (
+        ("/api/chat", {**CHAT, "format": chain(4000)}),
+        ("/api/generate", {"model": "stub", "prompt": "hi", "stream": False, "format": chain(4001), "raw": True}),
+        ("/v1/chat/completions", {**CHAT, "json_schema": chain(4002)}),
+    ):
+        status, answer = server.post(path, body)
+        assert status == 200 and "null" in json.dumps(answer), answer
+
+
 def test_many_messages(server: RunningServer) -> None:
     status, answer = server.post("/api/chat", {**CHAT, "messages": CHAT["messages"] * 101})
     assert (status, answer) == (400, {"error": "a conversation has at most 100 messages, not 101"})

@@ -128,6 +128,22 @@ async def test_a_recalled_request_can_still_be_cancelled() -> None:
     assert one.done
 
 
+async def test_what_was_cached_is_what_the_first_worker_found() -> None:
+    one = flight()
+    one.start(STARTED)
+    one.output(token(1))
+    one.bereave()
+    warm = CacheReport(kind="exact", restored_tokens=2, tier="ram")
+    one.start(Started("r", (7, 8, 9), 2, 1, warm))
+    usage = Usage(prompt_tokens=3, completion_tokens=1, cached_tokens=2)
+    end = Completion(text="1", tokens=(1,), finish_reason="length", cache=warm, usage=usage)
+    one.output(Output("r", Chunk(completion=end)))
+    await one.next()
+    completion = (await one.next()).completion
+    assert completion is not None
+    assert (completion.cache, completion.usage.cached_tokens, completion.resumed) == (STARTED.cache, 0, 1)
+
+
 async def test_a_cancelled_request_ends_with_its_worker() -> None:
     one = flight()
     one.start(STARTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from barrel_inference.aio.tiers import AUTOMATIC, Tiers
 from barrel_inference.errors import TierUnknownError
 from barrel_inference.kvcache.tier import Tier
 from barrel_inference.options import nearest
+from barrel_inference.threads import Threads
 from barrel_inference.types import CacheLookup, CacheStats
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class AsyncCache:
         self._model = model
         self._counters = counters
         self._model_of = model_of
+        self._threads = Threads(2, "cache")  # for what reads all that is stored
 
     async def stats(self) -> CacheStats:
         """Tiers as they are now; counters since the runtime's start, summed, by model, and by tier and model."""
@@ -67,7 +70,7 @@ class AsyncCache:
         """What each model holds in each tier; loaded or not."""
         from barrel_inference.kvcache.admin import content  # not for those who only import the package
 
-        return await asyncio.to_thread(content.stats, self._tiers.all())
+        return await self._threads.run(content.stats, self._tiers.all())
 
     async def lookup(self, model_id: str, prompt: Prompt, *, salt: str = "") -> CacheLookup:
         """How much of a prompt would be restored."""
@@ -89,14 +92,14 @@ class AsyncCache:
         from barrel_inference.kvcache.admin import content
 
         older_than = None if older_than_s is None else time.time() - check_seconds("older_than_s", older_than_s)
-        tiers = self._chosen(tier)
-        return await asyncio.to_thread(content.clear, tiers, namespace=namespace, older_than=older_than)
+        clear = functools.partial(content.clear, namespace=namespace, older_than=older_than)
+        return await self._threads.run(clear, self._chosen(tier))
 
     async def verify(self, *, tier: str | None = None) -> Scrubbed:
         """Read and prove every object; damaged ones go to quarantine."""
         from barrel_inference.kvcache.admin import content
 
-        return await asyncio.to_thread(content.verify, self._chosen(tier))
+        return await self._threads.run(content.verify, self._chosen(tier))
 
     async def export(self, model_id: str, prompt: Prompt, file: StrPath, *, salt: str = "") -> Moved:
         """Write all that is stored of a prompt to one file. Raises CacheError."""
@@ -111,7 +114,7 @@ class AsyncCache:
         """Put an exported file's objects into a tier (the automatic one). Raises CacheError."""
         from barrel_inference.kvcache.admin import archive
 
-        return await asyncio.to_thread(archive.import_file, Path(file), self._target(tier))
+        return await self._threads.run(archive.import_file, Path(file), self._target(tier))
 
     def quota_bytes(self, tier: str | None = None) -> int:
         """The most that a tier (the automatic one) may hold, and so that can be imported into it."""
@@ -125,5 +128,5 @@ class AsyncCache:
         chosen = [tier for tier in tiers if name in (None, tier.name)]
         if name is not None and not chosen:
             names = [tier.name for tier in tiers]
-            raise TierUnknownError(f"tier {name!r} is not started{nearest(name, names)}", tier=name)
+            raise TierUnknownError(f"tier {name!r} is not started{nearest(name, names)}", tier=name, option="tier")
         return chosen

@@ -6,14 +6,14 @@ Everything that can be wrong with the options of a load is found here, before an
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from barrel_inference.config import BACKEND_GROUP, BACKENDS, LoadArguments, LoadOptions, RuntimeConfig
 from barrel_inference.errors import ConfigError, InvalidModelError
-from barrel_inference.fingerprint import Fingerprints
+from barrel_inference.fingerprint import Fingerprints, identity
 from barrel_inference.kvcache import policy
 from barrel_inference.options import build, nearest
 from barrel_inference.registry import Registry, gguf
@@ -120,14 +120,15 @@ def locate(model: str, registry: Registry) -> Path:
 def resolve(model_id: str, arguments: LoadArguments, cwd_path: Path | None, fingerprints: Fingerprints) -> LoadOptions:
     """All but the tiers. Reads files, perhaps all of them, so it is not for an event loop. Raises InvalidModelError or
     ConfigError."""
-    if cwd_path is None:
+    lora = [(absolute(path), scale) for path, scale in arguments.lora]
+    shards = () if cwd_path is None else gguf.read(cwd_path).shards
+    files = _identities([*shards, *(path for path, _scale in lora)])  # before they are read for their fingerprints
+    if shards:
+        fingerprint = fingerprints.of_model(shards, arguments.fingerprint_mode, arguments.fingerprint)
+    else:
         fingerprint = (
             arguments.fingerprint or sha256(f"{arguments.backend} {arguments.stub.get('model')}".encode()).hexdigest()
         )
-    else:
-        info = gguf.read(cwd_path)
-        fingerprint = fingerprints.of_model(info.shards, arguments.fingerprint_mode, arguments.fingerprint)
-    lora = [(absolute(path), scale) for path, scale in arguments.lora]
     if arguments.backend == "llama":
         for path, _scale in lora:
             _check_adapter(path)
@@ -138,6 +139,7 @@ def resolve(model_id: str, arguments: LoadArguments, cwd_path: Path | None, fing
         model_opts=arguments.model_opts,
         context_opts=arguments.context_opts,
         fingerprint=fingerprint,
+        files=files,
         quant_type=arguments.quant_type,
         quant_bits=arguments.quant_bits,
         ctx_params_hash=arguments.ctx_params_hash,
@@ -150,6 +152,14 @@ def resolve(model_id: str, arguments: LoadArguments, cwd_path: Path | None, fing
         thinking_markers=arguments.thinking_markers,
         stub=arguments.stub,
     )
+
+
+def _identities(paths: Sequence[Path]) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple((str(path), identity(path)) for path in paths)
+    except OSError as error:
+        name = Path(error.filename or "").name
+        raise InvalidModelError(f"{name}: {(error.strerror or str(error)).lower()}") from error
 
 
 def _check_adapter(path: Path) -> None:

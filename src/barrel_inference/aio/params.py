@@ -113,6 +113,8 @@ def parse(params: Mapping[str, Any]) -> tuple[RequestOptions, Sampling]:
     values = {name: _loose(name, value) for name, value in params.items()}
     options = build(RequestOptions(), {k: v for k, v in values.items() if k in _OPTIONS}, error=InvalidRequestError)
     sampling = build(Sampling(), {k: v for k, v in values.items() if k in _SAMPLING}, error=InvalidRequestError)
+    if options.top_logprobs:  # whoever wants to know the others wants to know
+        options = msgspec.structs.replace(options, logprobs=True)
     return options, sampling
 
 

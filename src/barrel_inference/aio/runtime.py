@@ -6,6 +6,7 @@ Closing it unloads every model and removes the automatic tier; a runtime that is
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -25,6 +26,7 @@ from barrel_inference.errors import AlreadyLoadedError, ConfigError, NotLoadedEr
 from barrel_inference.kvcache.admin import pressure
 from barrel_inference.kvcache.tier import NS_HEX
 from barrel_inference.options import build, nearest
+from barrel_inference.threads import alone
 from barrel_inference.types import Completion, ModelInfo, TierInfo, TierKind
 from barrel_inference.worker.memory import MemoryReader, PsutilMemory
 from barrel_inference.worker.messages import NeedRoom, Progress, Room, Touched
@@ -47,7 +49,8 @@ class AsyncRuntime:
     """``async with AsyncRuntime(config) as runtime`` starts the tiers of the configuration and closes everything at
     the end.
 
-    ``memory_pressure`` (a callable that gives the used fraction) takes the place of the configured source;
+    ``memory_pressure`` (a callable that gives the used fraction, 0 to 1, on the janitor's thread) takes the place of
+    the configured source;
     ``worker_command`` and ``memory`` are seams for tests.
     """
 
@@ -73,7 +76,7 @@ class AsyncRuntime:
         self._unloading: dict[Supervisor, asyncio.Task[None]] = {}
         self.cache = AsyncCache(self._tiers, self.model, self._counters, self._model_of)
         self._namespaces: dict[str, str] = {}  # of the models that were loaded
-        self._made = 0
+        self._made = 0  # the highest number of an automatic id
         self._closed = False
 
     async def start(self) -> None:
@@ -115,15 +118,17 @@ class AsyncRuntime:
         self._require_open()
         arguments = loading.parse(options, self.config)
         path = None if arguments.model_path is None else loading.locate(arguments.model_path, self._registry)
-        model_id = self._reserve(model_id)
+        number = self._free_number() if model_id is None else self._made
+        model_id = self._reserve(_automatic_id(number) if model_id is None else model_id)
         try:
             with ExitStack() as held:
                 files = [] if path is None else [path, *(Path(lora) for lora, _ in arguments.lora)]
-                held.enter_context(self._registry.hold_files(*files))
+                held.enter_context(await self._registry.hold(*files))
                 supervisor = await self._start_worker(model_id, arguments, path, on_progress)
                 if namespace := supervisor.info().namespace:
                     self._namespaces[namespace[:NS_HEX]] = model_id
                 self._models[model_id] = _Loaded(AsyncModel(supervisor), supervisor, held.pop_all())
+                self._made = max(self._made, number)
         finally:
             if self._models.get(model_id) is None:
                 self._models.pop(model_id, None)
@@ -134,7 +139,8 @@ class AsyncRuntime:
     ) -> Supervisor:
         from barrel_inference.aio import loading
 
-        options = await asyncio.to_thread(loading.resolve, model_id, arguments, path, self._fingerprints)
+        # perhaps it reads the whole file, for its fingerprint
+        options = await alone(loading.resolve, model_id, arguments, path, self._fingerprints)
         self._require_open()
         if arguments.cache:
             save_tier = self._tiers.resolve(arguments.tier, arguments.tier_srv)
@@ -157,9 +163,7 @@ class AsyncRuntime:
         if self._closed:
             raise NotLoadedError("the runtime is closed")
 
-    def _reserve(self, model_id: str | None) -> str:
-        if model_id is None:
-            model_id = self._make_id()
+    def _reserve(self, model_id: str) -> str:
         if not isinstance(model_id, str) or not 0 < len(model_id) <= MAX_ID_LENGTH or not model_id.isprintable():
             raise ConfigError(
                 f"id={model_id!r:.80} is not allowed: expected 1 to {MAX_ID_LENGTH} printable characters", option="id"
@@ -169,12 +173,9 @@ class AsyncRuntime:
         self._models[model_id] = None
         return model_id
 
-    def _make_id(self) -> str:
-        while True:
-            self._made += 1
-            name = f"barrel_inference_model_{self._made}"
-            if name not in self._models:
-                return name
+    def _free_number(self) -> int:
+        """Of a model without a name: higher than that of any that was loaded, so that no handle ever means another."""
+        return next(n for n in itertools.count(self._made + 1) if _automatic_id(n) not in self._models)
 
     def model(self, model_id: str) -> AsyncModel:
         """Raises NotLoadedError."""
@@ -224,12 +225,16 @@ class AsyncRuntime:
 
     # ---- tiers and cache
 
-    def start_tier(self, name: str, kind: TierKind, path: StrPath, quota_bytes: int) -> TierInfo:
+    def start_tier(
+        self, name: str, kind: TierKind, path: StrPath, quota_bytes: int, *, min_free_bytes: int | None = None
+    ) -> TierInfo:
         """Open a directory as a tier that later loads read from and may save to; models that are loaded already keep
-        the tiers they were loaded with. Raises ConfigError or TierUnusableError."""
+        the tiers they were loaded with. ``min_free_bytes`` are left free on its file system. Raises ConfigError or
+        TierUnusableError."""
         from barrel_inference.aio import loading
 
-        values = {"name": name, "kind": kind, "path": loading.text(path), "quota_bytes": quota_bytes}
+        values = {"name": name, "kind": kind, "path": loading.text(path)}
+        values |= {"quota_bytes": quota_bytes, "min_free_bytes": min_free_bytes}
         spec = build(TierSpec(name="", kind="disk", path="", quota_bytes=1), values)
         absolute = str(loading.absolute(spec.path))
         return tier_info(self._tiers.start(msgspec.structs.replace(spec, path=absolute)))
@@ -263,6 +268,10 @@ class AsyncRuntime:
     def _tell_workers(self, message: Room) -> None:
         for each in self._loaded():
             each.supervisor.send(message)
+
+
+def _automatic_id(number: int) -> str:
+    return f"barrel_inference_model_{number}"
 
 
 async def _stop(supervisor: Supervisor, drain_s: float) -> None:

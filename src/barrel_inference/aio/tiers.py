@@ -51,18 +51,14 @@ class Tiers:
         self._memory = memory
         self._started: dict[str, Tier] = {}
         self._private: PrivateDirectory | None = None
-        if config.pressure_low > config.pressure_high:
+        if memory_pressure is not None and not callable(memory_pressure):
             raise ConfigError(
-                f"pressure_low={config.pressure_low} is above pressure_high={config.pressure_high}",
-                option="pressure_low",
-                value=config.pressure_low,
-                allowed=f"<= {config.pressure_high}",
+                f"memory_pressure={memory_pressure!r:.80} is not allowed: expected a callable; sources with a name are"
+                " the option pressure",
+                option="memory_pressure",
             )
-        limits = Limits(
-            interval_s=config.janitor_interval_s, pressure_high=config.pressure_high, pressure_low=config.pressure_low
-        )
         source = pressure.source(memory_pressure or config.pressure)
-        self.janitor = Janitor(limits, on_room=on_room, memory=source)
+        self.janitor = Janitor(_limits(config), on_room=on_room, memory=source)
 
     def start(self, spec: TierSpec) -> Tier:
         """Open a named tier. Raises ConfigError (name in use, quota) or TierUnusableError."""
@@ -72,6 +68,9 @@ class Tiers:
 
     def _add(self, spec: TierSpec) -> Tier:
         tier = Tier(spec)
+        total = _total_bytes(tier.root)
+        if spec.min_free_bytes is not None and spec.min_free_bytes >= total:
+            raise _refused("min_free_bytes", spec.min_free_bytes, f"less than the {total} bytes of {tier.root}")
         if not self._started:
             self.janitor.start()
         self._started[spec.name] = tier
@@ -148,6 +147,28 @@ class Tiers:
         if self._config.ram_quota_bytes is not None:
             return self._config.ram_quota_bytes
         return min(self._memory.system().total // 4, _total_bytes(path) // 2)
+
+
+def _limits(config: RuntimeConfig) -> Limits:
+    """Raises ConfigError for values that contradict one another."""
+    high, cap = config.pressure_high, config.namespace_cap
+    if config.pressure_low > high:
+        raise _refused("pressure_low", config.pressure_low, f"at most pressure_high={high}")
+    if config.namespace_floor > cap:
+        raise _refused("namespace_floor", config.namespace_floor, f"at most namespace_cap={cap}")
+    return Limits(
+        interval_s=config.janitor_interval_s,
+        pressure_high=high,
+        pressure_low=config.pressure_low,
+        namespace_floor=config.namespace_floor,
+        namespace_cap=cap,
+    )
+
+
+def _refused(option: str, value: float, allowed: str) -> ConfigError:
+    return ConfigError(
+        f"{option}={value} is not allowed: expected {allowed}", option=option, value=value, allowed=allowed
+    )
 
 
 def tier_info(tier: Tier) -> TierInfo:

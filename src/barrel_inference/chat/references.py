@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import unquote
 
 SHARED = ("$defs", "definitions")  # stay at the root of a document
-MAX_CHAIN = 16  # references that lead to nothing but the next one
 
 
 def references(schema: Any) -> Iterator[str]:
@@ -21,27 +20,41 @@ def references(schema: Any) -> Iterator[str]:
             yield from references(value)
 
 
-def leads_in_a_circle(root: Mapping[str, Any], reference: str) -> bool:
-    """Whether it comes back to itself with nothing between that could be written."""
-    return _circles(root, reference, (), set())
+class Circles:
+    """Of one document: references that come back to themselves with nothing between that could be written. Remembers
+    what it has followed, so that asking for every reference takes no longer than following each once."""
 
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self.root = root
+        self._is_circle: dict[str, bool] = {}
 
-def _circles(root: Mapping[str, Any], reference: str, path: tuple[str, ...], done: set[str]) -> bool:
-    if reference in path or len(path) > MAX_CHAIN:
-        return True
-    if reference in done:
-        return False
-    done.add(reference)
-    target = resolved(root, reference)
-    if not isinstance(target, Mapping):
-        return False
-    parts = [target, *(part for part in _listed(target.get("allOf")) if isinstance(part, Mapping))]
-    onward = (part["$ref"] for part in parts if isinstance(part.get("$ref"), str))
-    return any(_circles(root, each, (*path, reference), done) for each in onward)
+    def leads_into_one(self, reference: str) -> bool:
+        if reference not in self._is_circle:
+            self._follow(reference)
+        return self._is_circle[reference]
 
+    def _follow(self, reference: str) -> None:
+        """Depth first, without recursion: a chain may be as long as the document."""
+        path = {reference: self._onward(reference)}  # in the order in which they were met
+        while path:
+            current = next(reversed(path))
+            following = next(path[current], None)
+            if following is None:
+                self._is_circle[current] = False
+                del path[current]
+            elif following in path or self._is_circle.get(following):
+                self._is_circle |= dict.fromkeys(path, True)
+                return
+            elif following not in self._is_circle:
+                path[following] = self._onward(following)
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    def _onward(self, reference: str) -> Iterator[str]:
+        target = resolved(self.root, reference)
+        if not isinstance(target, Mapping):
+            return iter(())
+        others = target.get("allOf")
+        parts = [target, *(part for part in (others if isinstance(others, list) else []) if isinstance(part, Mapping))]
+        return iter([part["$ref"] for part in parts if isinstance(part.get("$ref"), str)])
 
 
 def resolved(root: Mapping[str, Any], reference: str) -> Any:

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from barrel_inference.chat.references import leads_in_a_circle, movable, references, resolved
+from barrel_inference.chat import closing
+from barrel_inference.chat.references import Circles, movable, references, resolved
 from barrel_inference.errors import SchemaError
 from barrel_inference.types import Constraint
 
@@ -114,7 +115,7 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 def arguments(schema: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
     """Of a tool's arguments: an object with the properties it names and no others. Agents bring their tools' schemas as
     they are, so without ``strict`` keywords that cannot be enforced are left out instead of refused."""
-    found = usable(schema if strict else _enforceable(schema, schema))
+    found = usable(schema if strict else _enforceable(schema, Circles(schema)))
     if "$ref" not in found:
         found = _closed({"type": "object"} | found)
     own = {key: value for key, value in found.items() if key not in ("$id", "$schema")}
@@ -122,27 +123,23 @@ def arguments(schema: Mapping[str, Any], *, strict: bool = False) -> dict[str, A
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """What is required without being listed may be anything."""
-    listed, required = schema.get("properties"), schema.get("required")
-    if "additionalProperties" in schema or not isinstance(listed, dict):
+    if "additionalProperties" in schema or not isinstance(schema.get("properties"), dict):
         return {"additionalProperties": "properties" not in schema} | schema
-    names = required if isinstance(required, list) else []
-    unlisted: dict[str, Any] = {name: {} for name in names if isinstance(name, str) and name not in listed}
-    return schema | {"properties": listed | unlisted, "additionalProperties": False}
+    return closing.own(schema)
 
 
 # Of regular expressions, what the grammar engine does not know: looking around, references back, bounds of words.
 _HARD_PATTERN = re.compile(r"\(\?<?[=!]|\\[1-9bBcGkZ]|(?<!\\)(?<!\\[pPu])\{(?!\d+(?:,\d*)?\})")
 
 
-def _enforceable(schema: Any, root: Mapping[str, Any]) -> Any:
+def _enforceable(schema: Any, circles: Circles) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    kept = {key: value for key, value in schema.items() if key not in _NEVER and not _is_hard(key, value, root)}
-    return dict(_children(kept, lambda _, value: _enforceable(value, root)))
+    kept = {key: value for key, value in schema.items() if key not in _NEVER and not _is_hard(key, value, circles)}
+    return dict(_children(kept, lambda _, value: _enforceable(value, circles)))
 
 
-def _is_hard(key: str, value: Any, root: Mapping[str, Any]) -> bool:
+def _is_hard(key: str, value: Any, circles: Circles) -> bool:
     match key, value:
         case "format", str():
             return value not in _FORMATS
@@ -152,8 +149,8 @@ def _is_hard(key: str, value: Any, root: Mapping[str, Any]) -> bool:
             return len(value) > 1 or not all(map(_is_known_pattern, value))
         case "$ref", str():
             is_pointer = value == "#" or value.startswith("#/")
-            lost = resolved(root, value) is None if is_pointer else not value.startswith("#")
-            return lost or leads_in_a_circle(root, value)
+            lost = resolved(circles.root, value) is None if is_pointer else not value.startswith("#")
+            return lost or circles.leads_into_one(value)
     return False
 
 
@@ -176,10 +173,11 @@ def usable(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
     if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
         raise SchemaError(f"the schema is longer than {MAX_SCHEMA_CHARS} characters")
     root = _rewritten(schema, "#", 0)
-    circle = next((each for each in references(root) if leads_in_a_circle(root, each)), None)
+    circles = Circles(root)
+    circle = next((each for each in references(root) if circles.leads_into_one(each)), None)
     if circle is not None:
         raise SchemaError(f"the JSON schema's reference {circle!r} leads back to itself", keyword="$ref")
-    return movable(root)
+    return closing.closed(movable(root))
 
 
 def _rewritten(schema: Any, where: str, depth: int) -> Any:

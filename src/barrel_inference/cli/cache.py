@@ -1,20 +1,28 @@
-"""``barrel-inference cache …``: seeing and steering the KV store on disk, without a server. What concerns a prompt
-loads the model, since only it knows the tokens. Owns nothing."""
+"""``barrel-inference cache …``: seeing and steering the KV store on disk without a server, or that of the server which
+BARREL_INFERENCE_HOST names. What concerns a prompt loads the model, since only it knows the tokens. Owns nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import typer
 
 from barrel_inference.aio import AsyncModel, AsyncRuntime
 from barrel_inference.cli import installed, local, remote
-from barrel_inference.cli.report import EXIT_FAILED, Json, counted, human_bytes, print_json
-from barrel_inference.errors import ConfigError
+from barrel_inference.cli.client import Client
+from barrel_inference.cli.private import made_known
+from barrel_inference.cli.report import EXIT_FAILED, Json, counted, human_bytes, print_json, printable, table
+from barrel_inference.errors import BarrelError, ConfigError
+from barrel_inference.kvcache.admin.content import Removed, Scrubbed
+from barrel_inference.types import CacheLookup
+
+T = TypeVar("T")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -33,26 +41,60 @@ def register(app: typer.Typer) -> None:
 
 
 def stats(json: Json = False) -> None:
-    """What each model keeps in each tier.
+    """What each model keeps in each tier, and what was counted.
+
+    Counters are those of a server, since its start; without BARREL_INFERENCE_HOST of the one that runs on this machine.
 
     Example: barrel-inference cache stats
     """
-
-    async def work(runtime: AsyncRuntime) -> Any:
-        return {"tiers": (await runtime.cache.stats()).tiers, "namespaces": await runtime.cache.namespaces()}
-
-    found = asyncio.run(_with_runtime(work))
+    if (server := remote.named()) is not None:
+        found = server.ask("GET", "/api/cache")
+        names = {model["digest"]: model["name"] for model in server.ask("GET", "/api/tags")["models"]}
+    else:
+        found = asyncio.run(_with_runtime(_kept)) | _counted_here()
+        names = installed.names_by_digest()
     if json:
         print_json(found)
-        return
+    else:
+        typer.echo(stats_text(msgspec.to_builtins(found), names))
+
+
+async def _kept(runtime: AsyncRuntime) -> dict[str, Any]:
+    return {"tiers": (await runtime.cache.stats()).tiers, "namespaces": await runtime.cache.namespaces()}
+
+
+def _counted_here() -> dict[str, Any]:
+    """By the server that runs on this machine; this process has served nobody."""
+    here, counters = Client(), {}
+    if here.is_ours():
+        with suppress(BarrelError):
+            counters = here.ask("GET", "/api/cache")
+    return {name: counters.get(name, {}) for name in ("counters", "by_model")}
+
+
+def stats_text(found: dict[str, Any], names: dict[str, str]) -> str:
+    """``found``: as the server tells it; ``names``: of models, by the digest of their weights."""
+    lines = []
     for tier in found["tiers"]:
-        used = f"{human_bytes(tier.used_bytes)} of {human_bytes(tier.quota_bytes)}"
-        typer.echo(f"{tier.name} ({tier.kind})  {counted(tier.objects, 'object')}, {used}  {tier.path}")
-    names = installed.names_by_digest()
+        used = f"{human_bytes(tier.get('used_bytes', 0))} of {human_bytes(tier['quota_bytes'])}"
+        objects = counted(tier.get("objects", 0), "object")
+        lines.append(f"{tier['name']} ({tier['kind']})  {objects}, {used}  {tier.get('path', '')}".rstrip())
     for each in found["namespaces"]:
-        kind = f"{each.about.get('architecture', '')} {each.about.get('quant_type', '')}"  # of a file without a name
-        about = names.get(each.about.get("fingerprint", "")) or kind.strip()
-        typer.echo(f"  {each.namespace[:12]}  {each.objects:>7} objects  {human_bytes(each.bytes):>10}  {about}")
+        about = each["about"]
+        kind = f"{about.get('architecture', '')} {about.get('quant_type', '')}"  # of a file without a name
+        label = printable(names.get(about.get("fingerprint", "")) or kind.strip())
+        lines.append(
+            f"  {each['namespace'][:12]}  {each['objects']:>7} objects  {human_bytes(each['bytes']):>10}  {label}"
+        )
+    rows = [(name, _amount(name, value)) for name, value in sorted(found["counters"].items()) if value]
+    return "\n".join([*lines, "", table([("COUNTER", "SINCE START"), *rows], numbers=[1])] if rows else lines)
+
+
+def _amount(name: str, value: float) -> str:
+    """A counter's name says its unit."""
+    if name.endswith("_bytes"):
+        return human_bytes(value)
+    return f"{value:,.3f} s" if name.endswith("_s") or "_s_" in name else f"{value:,.0f}"
 
 
 def lookup(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = False) -> None:
@@ -64,7 +106,7 @@ def lookup(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = F
     async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> Any:
         return await runtime.cache.lookup(loaded.id, text)
 
-    found = asyncio.run(_with_model(model, prompt, raw, work))
+    found = _of_prompt("lookup", model, prompt, raw, work, CacheLookup)
     where = ", ".join(f"{tokens:,} in {name}" for name, tokens in found.by_tier.items())
     _tell(found, f"{found.cached_tokens:,} of {found.prompt_tokens:,} tokens" + (f": {where}" if where else ""), json)
 
@@ -75,10 +117,10 @@ def pin(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = Fals
     Example: barrel-inference cache pin smollm2:135m < prompt.txt
     """
 
-    async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> int:
-        return await runtime.cache.pin(loaded.id, text)
+    async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> dict[str, int]:
+        return {"tokens": await runtime.cache.pin(loaded.id, text)}
 
-    tokens = asyncio.run(_with_model(model, prompt, raw, work))
+    tokens = _of_prompt("pin", model, prompt, raw, work, dict[str, int])["tokens"]
     _tell({"pinned_tokens": tokens}, f"{tokens:,} tokens pinned", json)
 
 
@@ -88,12 +130,12 @@ def unpin(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = Fa
     Example: barrel-inference cache unpin smollm2:135m < prompt.txt
     """
 
-    async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> bool:
-        return await runtime.cache.unpin(loaded.id, text)
+    async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> dict[str, bool]:
+        return {"was_pinned": await runtime.cache.unpin(loaded.id, text)}
 
-    was_pinned = asyncio.run(_with_model(model, prompt, raw, work))
-    _tell({"was_pinned": was_pinned}, "unpinned" if was_pinned else "it was not pinned", json)
-    if not was_pinned:
+    found = _of_prompt("unpin", model, prompt, raw, work, dict[str, bool])
+    _tell(found, "unpinned" if found["was_pinned"] else "it was not pinned", json)
+    if not found["was_pinned"]:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -112,7 +154,8 @@ def clear(
     async def work(runtime: AsyncRuntime) -> Any:
         return await runtime.cache.clear(namespace=namespace, older_than_s=older_than_s, tier=tier)
 
-    removed = asyncio.run(_with_runtime(work))
+    body = {"namespace": namespace, "older_than_s": older_than_s, "tier": tier}
+    removed = _of_store("clear", body, work, Removed)
     _tell(removed, f"{counted(removed.objects, 'object')} removed, {human_bytes(removed.bytes)}", json)
 
 
@@ -125,7 +168,7 @@ def verify(tier: Tier = None, json: Json = False) -> None:
     async def work(runtime: AsyncRuntime) -> Any:
         return await runtime.cache.verify(tier=tier)
 
-    found = asyncio.run(_with_runtime(work))
+    found = _of_store("verify", {"tier": tier}, work, Scrubbed)
     _tell(found, f"{counted(found.objects, 'object')}, {human_bytes(found.bytes)}, {found.corrupt} damaged", json)
     if found.corrupt:
         raise typer.Exit(EXIT_FAILED)
@@ -146,6 +189,7 @@ def export(
     async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> Any:
         return await runtime.cache.export(loaded.id, text, file)
 
+    remote.only_here("cache export")
     moved = asyncio.run(_with_model(model, prompt, raw, work))
     _tell(moved, f"{counted(moved.objects, 'object')} written to {file}, {human_bytes(moved.bytes)}", json)
 
@@ -165,6 +209,7 @@ def import_(
     async def work(runtime: AsyncRuntime) -> Any:
         return await runtime.cache.import_(source, tier=tier or runtime.config.tiers[0].name)
 
+    remote.only_here("cache import")
     moved = asyncio.run(_with_runtime(work))
     _tell(moved, f"{counted(moved.objects, 'object')} imported, {human_bytes(moved.bytes)}", json)
 
@@ -184,17 +229,41 @@ def _tell(value: Any, text: str, json: bool) -> None:
         typer.echo(text)
 
 
-async def _with_runtime(work: Callable[[AsyncRuntime], Awaitable[Any]]) -> Any:
-    remote.only_here("cache")
+def _of_store(what: str, body: dict[str, Any], work: Callable[[AsyncRuntime], Awaitable[T]], kind: type[T]) -> T:
+    """Of the server that is named, or of this machine's."""
+    if (server := remote.named()) is not None:
+        return msgspec.convert(server.ask("POST", f"/api/cache/{what}", body), kind)
+    return asyncio.run(_with_runtime(work))
+
+
+def _of_prompt(
+    what: str,
+    model: str,
+    prompt: str | None,
+    raw: bool,
+    work: Callable[[AsyncRuntime, AsyncModel, str], Awaitable[T]],
+    kind: type[T],
+) -> T:
+    """The same about the prompt as ``run`` would send it."""
+    if (server := remote.named()) is None:
+        return asyncio.run(_with_model(model, prompt, raw, work))
+    text, name = local.question(prompt), made_known(server, model)
+    if not raw:  # the server knows what a model's own Modelfile puts around it
+        turn = {"model": name, "messages": [{"role": "user", "content": text}], "truncate": False, "stream": False}
+        shown = server.ask("POST", "/api/chat", turn | {"_debug_render_only": True})
+        text = shown["_debug_info"]["rendered_template"]
+    return msgspec.convert(server.ask("POST", f"/api/cache/{what}", {"model": name, "prompt": text}), kind)
+
+
+async def _with_runtime(work: Callable[[AsyncRuntime], Awaitable[T]]) -> T:
     async with AsyncRuntime(local.configuration()) as runtime:
         return await work(runtime)
 
 
 async def _with_model(
-    name: str, prompt: str | None, raw: bool, work: Callable[[AsyncRuntime, AsyncModel, str], Awaitable[Any]]
-) -> Any:
+    name: str, prompt: str | None, raw: bool, work: Callable[[AsyncRuntime, AsyncModel, str], Awaitable[T]]
+) -> T:
     """The prompt as ``run`` would send it."""
-    remote.only_here("cache")
     text = local.question(prompt)
     entry = await local.find(name)
     async with AsyncRuntime(local.configuration()) as runtime:

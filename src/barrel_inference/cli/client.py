@@ -10,11 +10,14 @@ from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from barrel_inference.errors import BarrelError, InvalidRequestError, ModelNotFoundError, UnreachableError
+from barrel_inference.errors import BarrelError, InvalidRequestError, ModelNotFoundError, UnreachableError, from_dict
 from barrel_inference.server.environment import ENV_HOST, configuration, url
+from barrel_inference.server.failures import WRONG_OPTION
 
 KEY_VARIABLE = "BARREL_INFERENCE_API_KEY"
 CONNECT_TIMEOUT_S = 5.0
+LOOK_TIMEOUT_S = 3.0  # ours answers in milliseconds, or a second or two on a machine that is busy
+LOOK_BYTES = 65_536
 
 
 class Client:
@@ -34,9 +37,21 @@ class Client:
         self.url = url(given)
         self._key = key or environ.get(KEY_VARIABLE) or next(iter(keys), None)
 
-    def is_there(self) -> bool:
+    def is_ours(self) -> bool:
+        """Whether a server of this program listens, by a quick look: another one may have the port, may never answer,
+        and gets no key."""
         try:
-            self.ask("GET", "/health")
+            with closing(self._connect(LOOK_TIMEOUT_S)) as connection:
+                connection.request("GET", "/api/version")
+                said = json.loads(connection.getresponse().read(LOOK_BYTES))
+        except (BarrelError, OSError, ValueError, http.client.HTTPException):
+            return False
+        return isinstance(said, dict) and "barrel_inference" in said
+
+    def knows(self, model: str) -> bool:
+        """Whether the server has a model of this name, and tells us so."""
+        try:
+            self.ask("POST", "/api/show", {"model": model})
         except BarrelError:
             return False
         return True
@@ -45,7 +60,7 @@ class Client:
         """The JSON of the answer; None for an empty one."""
         with self._sent(method, path, body) as response:
             text = response.read()
-        return json.loads(text) if text else None
+            return json.loads(text) if text else None
 
     def lines(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
         """The objects of a streamed answer. Closing the iterator closes the connection, which ends the work."""
@@ -54,7 +69,7 @@ class Client:
             for line in response:
                 piece = json.loads(line)
                 if "error" in piece:
-                    raise BarrelError(piece["error"])
+                    raise _told(piece, str(piece["error"]), BarrelError, {})
                 yield piece
         if not piece.get("done") and piece.get("status") != "success":
             raise self._broke_off("the answer has no end")
@@ -66,11 +81,12 @@ class Client:
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
         with closing(self._connect()) as connection:
+            connection.sock.settimeout(None)  # a load or a long prompt may take its time
             try:
                 connection.request(method, path, None if body is None else json.dumps(body), headers)
                 response = connection.getresponse()
                 if response.status >= 400:
-                    raise _failure(response.status, response.read())
+                    raise _failure(response.status, response.read(), response.getheader(WRONG_OPTION))
                 yield response
             except (OSError, ValueError, http.client.HTTPException) as error:
                 raise self._broke_off(error) from None
@@ -78,10 +94,10 @@ class Client:
     def _broke_off(self, reason: object) -> UnreachableError:
         return UnreachableError(f"the server at {self.url} broke off: {reason}")
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=CONNECT_TIMEOUT_S)
+        connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
         try:
             connection.connect()
         except OSError as error:
@@ -89,14 +105,24 @@ class Client:
             raise UnreachableError(
                 f"no server at {self.url} ({reason.lower()}): start one with barrel-inference serve, or set {ENV_HOST}"
             ) from None
-        connection.sock.settimeout(None)  # a load or a long prompt may take its time
         return connection
 
 
-def _failure(status: int, body: bytes) -> BarrelError:
+def _failure(status: int, body: bytes, option: str | None = None) -> BarrelError:
+    """``option``: the one that was wrong, where the server says so."""
     try:
-        message = str(json.loads(body)["error"])
+        said = json.loads(body)
+        message = str(said["error"])
     except (ValueError, KeyError, TypeError):
-        message = f"the server answered {status}"
+        said, message = {}, f"the server answered {status}"
     kinds: dict[int, type[BarrelError]] = {404: ModelNotFoundError, 400: InvalidRequestError}
-    return kinds.get(status, BarrelError)(message)
+    details = {"option": option} if option else {}
+    return _told(said, message, kinds.get(status, BarrelError), details)
+
+
+def _told(said: dict[str, Any], message: str, kind: type[BarrelError], details: dict[str, str]) -> BarrelError:
+    """As the class that the server names, where it does; else of ``kind``."""
+    code = said.get("code")
+    if isinstance(code, str):
+        return from_dict({"code": code, "message": message, "details": details})
+    return kind(message, **details)

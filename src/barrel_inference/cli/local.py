@@ -21,7 +21,7 @@ from barrel_inference.errors import ConfigError, InvalidModelError, ModelNotFoun
 from barrel_inference.registry.files import default_root
 from barrel_inference.registry.names import is_weights_path
 from barrel_inference.server import environment
-from barrel_inference.server.models.catalog import Entry
+from barrel_inference.server.models.catalog import Configured, Entry, tagged
 from barrel_inference.server.models.parameters import merge
 from barrel_inference.server.models.registered import from_manifest
 
@@ -54,13 +54,16 @@ async def load(runtime: AsyncRuntime, entry: Entry, *, cache: bool = True, **opt
     """With the entry's own options under these; saving to the first tier of the configuration, if it names any."""
     tier = next(iter(runtime.config.tiers), None)
     saving = {"tier": tier.kind, "tier_srv": tier.name} if tier and cache else {"cache": cache}
-    return await runtime.load_model(model_path=entry.path, **merge(entry.load, options), **saving)
+    own = merge(entry.load, options)
+    if cache and own.keys() & {"tier", "tier_srv", "cache"}:  # the configuration says where this one saves
+        saving = {}
+    return await runtime.load_model(model_path=entry.path, **own | saving)
 
 
 async def find(model: str) -> Entry:
-    """What a GGUF path or a name stands for; a name that is not installed is pulled, with its progress on standard
-    error. Raises InvalidModelError and RegistryErrors."""
-    if (entry := _file(model)) is not None:
+    """What a GGUF path or a name stands for, as a server has it: of the configuration, else installed, else pulled,
+    with its progress on standard error. Raises InvalidModelError and RegistryErrors."""
+    if (entry := _file(model) or _configured(model)) is not None:
         return entry
     registry = installed.registry()
     try:
@@ -84,6 +87,13 @@ def conversation(entry: Entry, question: str, system: str | None = None) -> list
     system = system or entry.system
     head = [{"role": "system", "content": system}] if system else []
     return [*head, *entry.messages, {"role": "user", "content": question}]
+
+
+def _configured(model: str) -> Entry | None:
+    """None when the configuration has no model of this name."""
+    models = environment.configuration(os.environ, {}).server.models
+    named = {name: options for name, options in models.items() if tagged(name) == tagged(model)}
+    return Configured(named).resolve(model) if named else None
 
 
 def _file(model: str) -> Entry | None:

@@ -49,11 +49,14 @@ def _callback() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
+    help_as_data = arguments[0] == "help" and "--json" in arguments
     if arguments[0] == "help":
-        arguments = [*arguments[1:], "--help"]
+        arguments = arguments[1:] if help_as_data else [*arguments[1:], "--help"]
     elif arguments[0] == "--version":
         arguments[0] = "version"
     try:
+        if help_as_data:
+            return _describe(arguments)
         return build(arguments)(arguments, standalone_mode=False) or 0
     except typer.TyperException as error:  # wrong usage
         sys.stderr.write(f"error: {error.format_message()}  (see barrel-inference {_asked(arguments)}--help)\n")
@@ -66,6 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
+
+
+def _describe(arguments: Sequence[str]) -> int:
+    """``help … --json``."""
+    from barrel_inference.cli.help import describe
+
+    words = [word for word in arguments if word != "--json"]
+    describe(build(words), words)
+    return 0
 
 
 def _asked(arguments: Sequence[str]) -> str:

@@ -7,35 +7,73 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from barrel_inference.cli import remote
 from barrel_inference.cli.client import Client
-from barrel_inference.errors import UnreachableError
+from barrel_inference.errors import InvalidModelError, UnreachableError, UnsupportedError
 from barrel_inference.registry.names import is_weights_path, name_of
-from barrel_inference.server.environment import ENV_HOST, configuration
+from barrel_inference.server.environment import configuration
+from barrel_inference.server.models.catalog import tagged
 
 STOP_TIMEOUT_S = 45.0  # it may still have state to save
 
 
+def running(model: str) -> tuple[Client, str] | None:
+    """The server that is to answer, and what it calls ``model``; None when that is a matter of our own.
+
+    One that BARREL_INFERENCE_HOST names is meant, whatever it says; a file is made known to it. The one that runs where
+    this machine's configuration says is asked for the names it knows. Raises what making a file known raises.
+    """
+    if (named := remote.named()) is not None:
+        return named, made_known(named, model)
+    if weights_file(model) is not None:
+        return None
+    here = Client()
+    return (here, model) if here.is_ours() and here.knows(model) else None
+
+
+def made_known(client: Client, model: str) -> str:
+    """What the server calls ``model``: a file becomes one of its models. Raises what the server answers."""
+    file = weights_file(model)
+    if file is None:
+        return model
+    for _ in client.lines("/api/pull", {"model": file}):
+        pass
+    return name_of(file).name
+
+
 @contextmanager
 def server(model: str) -> Iterator[tuple[Client, str]]:
-    """A client, and what ``model`` is called there: a GGUF file gets a name. Raises UnreachableError."""
-    file = weights_file(model)
-    name = model if file is None else name_of(file).name
-    client = Client()
-    if client.is_there():
-        if file is not None:
-            for _ in client.lines("/api/pull", {"model": file}):
-                pass
-        yield client, name
+    """``running``, or else one of our own until the end of the block. Raises UnreachableError, and InvalidModelError
+    for a file that is not there."""
+    if (found := running(model)) is not None:
+        yield found
         return
-    if os.environ.get(ENV_HOST):  # that one was meant, and no other
-        raise UnreachableError(f"no server at {client.url}: start one there, or unset {ENV_HOST}")
-    with _started({} if file is None else {name: {"model_path": file}}) as own:
+    file = weights_file(model)
+    if file is None:
+        name, models = model, {}
+    elif not Path(file).is_file():
+        raise InvalidModelError(f"there is no file {model}", path=model)
+    else:
+        name, models = name_of(file).name, {name_of(file).name: {"model_path": file}}
+    with _started(models) as own:
         yield own, name
+
+
+def check_loading(client: Client, name: str, options: Mapping[str, Any]) -> None:
+    """Options that count only when a model is loaded would be ignored by a server that has it. Raises
+    UnsupportedError."""
+    if "num_gpu" not in options:
+        return
+    if tagged(name) in {each["name"] for each in client.ask("GET", "/api/ps")["models"]}:
+        raise UnsupportedError(
+            f"--gpu-layers counts when a model is loaded, and the server at {client.url} has {name} loaded: "
+            f"barrel-inference stop {name} first, or leave the option out"
+        )
 
 
 def weights_file(model: str) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime, tzinfo
 from typing import Any
 
 import typer
 
 from barrel_inference.cli.client import Client
-from barrel_inference.cli.installed import relative
 from barrel_inference.cli.report import Json, human_bytes, print_json, table
 
 HEAD = ("NAME", "SIZE", "DIGEST", "CONTEXT", "REQUESTS", "UNTIL")
@@ -20,6 +20,8 @@ def register(app: typer.Typer) -> None:
 def ps(json: Json = False) -> None:
     """Loaded models, and until when each stays.
 
+    UNTIL is a time of this machine's zone, or never: the model is held, or a request is running.
+
     Example: barrel-inference ps
     """
     found = Client().ask("GET", "/api/ps")
@@ -31,12 +33,19 @@ def ps(json: Json = False) -> None:
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
     requests = f"{model['active']}, {model['queued']} waiting"
-    until = model["until"]
     return (
         model["name"],
         human_bytes(model["size"]),
         model["digest"][:12],
         str(model["context_length"]),
         requests,
-        until if until == "never" else relative(until),
+        local_time(model["until"]),
     )
+
+
+def local_time(moment: str, zone: tzinfo | None = None) -> str:
+    """2026-11-29T20:56:53Z as 2026-11-29T21:56:53+01:00: to the second, in ``zone`` or this machine's; ``never`` as it
+    is."""
+    if moment == "never":
+        return moment
+    return datetime.fromisoformat(moment).astimezone(zone).isoformat(timespec="seconds")

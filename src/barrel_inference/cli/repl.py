@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from barrel_inference.cli.private import server
+from barrel_inference.cli.private import check_loading, server
 from barrel_inference.cli.progress import display
 from barrel_inference.cli.report import one_line
 from barrel_inference.cli.session import Session, summary
@@ -22,14 +22,24 @@ Read = Callable[[str], str]
 Write = Callable[[str], Any]
 
 
-def converse(model: str, *, system: str | None = None, options: dict[str, Any] | None = None) -> None:
-    """Until /bye or Ctrl-D. With no server running a private one is started, and stopped at the end."""
+def converse(
+    model: str,
+    *,
+    system: str | None = None,
+    options: dict[str, Any] | None = None,
+    cache: bool = True,
+    verbose: bool = False,
+) -> None:
+    """Until /bye or Ctrl-D. With no server running that knows the model a private one is started, and stopped at the
+    end. ``options``: of every request; ``cache``: whether saved state is used and made. Raises UnsupportedError."""
     _note(f"loading {model} …")
     with server(model) as (client, name):
+        check_loading(client, name, options or {})
         _pull_if_unknown(client, name)
         client.ask("POST", "/api/generate", {"model": name, "prompt": "", "options": options or {}})
         _note("")
-        session = Session(client, name, system, options)
+        session = Session(client, name, system, options, cache=cache)
+        session.verbose = verbose
         with _line_editing(session):
             loop(session, input, _write)
 

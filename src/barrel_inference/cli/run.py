@@ -11,12 +11,13 @@ import typer
 from barrel_inference.aio import AsyncModel, AsyncStream
 from barrel_inference.aio.chat import AsyncChatStream
 from barrel_inference.chat.events import Content, Finished, Reasoning
-from barrel_inference.cli import local, remote, session
+from barrel_inference.cli import local
 from barrel_inference.cli.client import Client
+from barrel_inference.cli.private import check_loading, running
 from barrel_inference.cli.report import Json, print_json
 from barrel_inference.server.models.catalog import Entry
-from barrel_inference.server.models.parameters import merge, translate
-from barrel_inference.types import Chunk, Completion
+from barrel_inference.server.models.parameters import OLLAMA_DEFAULTS, merge, translate
+from barrel_inference.types import CacheReport, Chunk, Completion, Timings, Usage
 
 N_CTX = 4096  # unless the model or the user says otherwise
 
@@ -41,36 +42,30 @@ def run(
 ) -> None:
     """Answer a prompt with a model; no server is needed.
 
-    Where BARREL_INFERENCE_HOST names a server, that one answers. A long prompt is read once: what was read is kept on
-    disk, and the next run with the same beginning starts there.
+    Where BARREL_INFERENCE_HOST names a server, that one answers; so does one that runs on this machine and knows the
+    model's name. Else, and for a file, the model is loaded for this command alone. A long prompt is read once: what was
+    read is kept on disk, and the next run with the same beginning starts there. Without a prompt it is a conversation.
 
     Example: barrel-inference run smollm2:135m "Why is the sky blue?"
 
     Example: barrel-inference run model.gguf "Summarise this." < report.txt
     """
+    given = _given(num_predict=max_tokens, temperature=temperature, seed=seed, num_ctx=ctx, num_gpu=gpu_layers)
     if prompt is None and sys.stdin.isatty() and not (raw or json):
         from barrel_inference.cli.repl import converse
 
-        converse(
-            model,
-            system=system,
-            options=_given(num_predict=max_tokens, temperature=temperature, seed=seed, num_ctx=ctx),
-        )
+        converse(model, system=system, options=given, cache=not no_cache, verbose=verbose)
         return
-    if (server := remote.named()) is not None:
-        options = _given(num_predict=max_tokens, temperature=temperature, seed=seed, num_ctx=ctx, num_gpu=gpu_layers)
-        body = {"model": model, "options": options, **({"cache": "off"} if no_cache else {})}
-        final = _ask_there(server, body | _said(local.question(prompt), system, raw), silent=json)
-        if json:
-            print_json(final)
-        elif verbose:
-            typer.echo(session.summary(final), err=True)
-        return
-    params = _given(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    context, layers = _given(n_ctx=ctx), _given(n_gpu_layers=gpu_layers)
-    asked = Asked(local.question(prompt), system, raw, params)
-    options = {"context_opts": context, "model_opts": layers, "cache": not no_cache}
-    completion = asyncio.run(_answer(model, asked, options, silent=json))
+    question = local.question(prompt)
+    if (found := running(model)) is not None:
+        check_loading(*found, given)
+        body = {"options": given, **({"cache": "off"} if no_cache else {})} | _said(question, system, raw)
+        completion = _ask_there(*found, body, silent=json)
+    else:
+        params = _given(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        context, layers = _given(n_ctx=ctx), _given(n_gpu_layers=gpu_layers)
+        options = {"context_opts": context, "model_opts": layers, "cache": not no_cache}
+        completion = asyncio.run(_answer(model, Asked(question, system, raw, params), options, silent=json))
     if json:
         print_json(completion)
     elif verbose:
@@ -97,18 +92,43 @@ def _said(question: str, system: str | None, raw: bool) -> dict[str, Any]:
     return {"messages": [*messages, {"role": "user", "content": question}]}
 
 
-def _ask_there(server: Client, body: dict[str, Any], silent: bool) -> dict[str, Any]:
-    """Stream to standard output unless ``silent``; the server's last piece."""
+def _ask_there(server: Client, model: str, body: dict[str, Any], silent: bool) -> Completion:
+    """Stream to standard output unless ``silent``. As in a process of our own, a prompt that is too long is an error,
+    and the answer ends where the context does."""
     path = "/api/chat" if "messages" in body else "/api/generate"
-    if silent:
-        return dict(server.ask("POST", path, body | {"stream": False}))
-    piece: dict[str, Any] = {}
-    for piece in server.lines(path, body):
+    text, piece = "", {}
+    for piece in server.lines(path, body | {"model": model, "truncate": False, "shift": False}):
         said = piece.get("message", piece)
-        typer.echo(said.get("thinking") or "", nl=False, err=True)
-        typer.echo(said.get("content") or said.get("response") or "", nl=False)
-    typer.echo()
-    return piece
+        answer, thought = said.get("content") or said.get("response") or "", said.get("thinking") or ""
+        text += thought + answer
+        if not silent:
+            typer.echo(thought, nl=False, err=True)
+            typer.echo(answer, nl=False)
+    if not silent:
+        typer.echo()
+    return told(text, piece)
+
+
+def told(text: str, final: dict[str, Any]) -> Completion:
+    """The last piece of a server's answer as a runtime of our own would say it, but for the token ids, which the server
+    keeps to itself."""
+    seconds = {name: final.get(f"{name}_duration", 0) / 1e9 for name in ("total", "load", "prompt_eval", "eval")}
+    prompt, cached = final.get("prompt_eval_count", 0), final.get("prompt_eval_cached_count") or 0
+    cache = final.get("cache") or {}
+    return Completion(
+        text=text,
+        tokens=(),
+        finish_reason=final.get("done_reason") or "stop",
+        finish_key=final.get("finish_key"),
+        cache=CacheReport(**cache | {"prefilled_tokens": prompt - cached}),
+        usage=Usage(prompt_tokens=prompt, completion_tokens=final.get("eval_count", 0), cached_tokens=cached),
+        timings=Timings(
+            prefill_s=seconds["prompt_eval"],
+            decode_s=seconds["eval"],
+            first_token_s=max(0.0, seconds["total"] - seconds["load"] - seconds["eval"]),
+            total_s=seconds["total"],
+        ),
+    )
 
 
 async def _answer(name: str, asked: Asked, options: dict[str, Any], silent: bool) -> Completion:
@@ -119,7 +139,7 @@ async def _answer(name: str, asked: Asked, options: dict[str, Any], silent: bool
     context = {"context_opts": {"n_ctx": own.n_ctx or configuration.server.context_size or N_CTX}}
     loaded = local.loaded(entry, configuration, **merge(merge(context, own.load), options))
     completion = None
-    async with loaded as model, _stream(model, entry, asked, own.request | asked.params) as stream:
+    async with loaded as model, _stream(model, entry, asked, OLLAMA_DEFAULTS | own.request | asked.params) as stream:
         async for item in stream:
             if isinstance(item, Chunk | Content | Reasoning) and not silent:
                 typer.echo(item.text, nl=False, err=isinstance(item, Reasoning))

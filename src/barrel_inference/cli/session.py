@@ -40,7 +40,17 @@ class Asking(Protocol):
 
 
 class Session:
-    def __init__(self, client: Asking, model: str, system: str | None = None, options: dict[str, Any] | None = None):
+    """``cache`` False: nothing that was saved is looked for, and nothing is saved."""
+
+    def __init__(
+        self,
+        client: Asking,
+        model: str,
+        system: str | None = None,
+        options: dict[str, Any] | None = None,
+        *,
+        cache: bool = True,
+    ):
         self.model = model
         self.system = system
         self.options: dict[str, Any] = dict(options or {})
@@ -50,6 +60,7 @@ class Session:
         self.history = True
         self.messages: list[dict[str, Any]] = []
         self._client = client
+        self._cache = {} if cache else {"cache": "off"}
         self._commands: dict[str, Callable[[str], str]] = {
             "/set": self._set,
             "/show": self._show,
@@ -81,7 +92,7 @@ class Session:
     def _request(self) -> dict[str, Any]:
         head = [{"role": "system", "content": self.system}] if self.system else []
         request = {"model": self.model, "messages": head + self.messages, "options": self.options}
-        return request | {"format": self.format, "think": self.think}
+        return request | {"format": self.format, "think": self.think} | self._cache
 
     def command(self, line: str) -> str:
         """What to say. Raises ConfigError, and what the server answers."""
@@ -138,7 +149,8 @@ class Session:
     def _load(self, model: str) -> str:
         if not model:
             raise ConfigError("/load MODEL")
-        self._client.ask("POST", "/api/generate", {"model": model, "prompt": ""})
+        # with the options, since some of them count only now
+        self._client.ask("POST", "/api/generate", {"model": model, "prompt": "", "options": self.options})
         self.model = model
         return self._clear("") and f"now with {model}"
 

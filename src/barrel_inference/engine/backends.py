@@ -7,13 +7,26 @@ from importlib.metadata import entry_points
 
 from barrel_inference.config import BACKEND_GROUP, BACKENDS, LoadOptions
 from barrel_inference.engine.backend import Backend
-from barrel_inference.errors import ConfigError
+from barrel_inference.errors import ConfigError, InvalidModelError
+from barrel_inference.fingerprint import check_identity
 
 OnProgress = Callable[[float], None]
 
 
 def open_backend(options: LoadOptions, on_progress: OnProgress) -> Backend:
-    """Load the model. Raises ConfigError for an unknown name, and what the backend raises."""
+    """Load the model. Raises ConfigError for an unknown name, InvalidModelError for files that are not those any more
+    whose fingerprint names the KV state, and what the backend raises."""
+    check_identity(options.files)
+    backend = _open(options, on_progress)
+    try:
+        check_identity(options.files)
+    except InvalidModelError:
+        backend.close()
+        raise
+    return backend
+
+
+def _open(options: LoadOptions, on_progress: OnProgress) -> Backend:
     match options.backend:
         case "llama":
             from barrel_inference.engine.llama import LlamaBackend

@@ -24,7 +24,7 @@ from barrel_inference.engine.requests.generation import Generation, State
 from barrel_inference.engine.requests.inbox import Inbox
 from barrel_inference.engine.requests.replay import Replay
 from barrel_inference.engine.scheduler import Feed, Limits, View, plan
-from barrel_inference.engine.sequence import Sequence
+from barrel_inference.engine.sequence import Sequence, settle
 from barrel_inference.errors import (
     BarrelError,
     ConfigError,
@@ -289,6 +289,7 @@ class Engine:
         sequence, stop = generation.sequence, piece.start + len(piece.tokens)
         assert sequence is not None
         n_prompt = generation.n_prompt
+        settle(sequence, self._sequences)
         is_cold = is_alone and is_cold_shape(piece.start, stop, n_prompt, self._limits.solo_chunk)
         sequence.extend(piece.tokens, cold_shape=is_cold)
         sequence.cost_us_per_token = self._costs.prefill_s * 1e6
@@ -300,7 +301,8 @@ class Engine:
         try:
             chunk = generation.sample(self._backend.logits(index), self._clock())
         except Exception as error:
-            log.exception("sampling failed for request %s", generation.request.id)
+            if not isinstance(error, BarrelError):  # a grammar may turn out to be too complex half way
+                log.exception("sampling failed for request %s", generation.request.id)
             self._fail(generation, BarrelError.wrap(error))
             return
         if generation.finish_reason:

@@ -6,7 +6,7 @@ Owns nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from barrel_inference.engine import sequence as resident
@@ -69,6 +69,9 @@ class KVStore:
 
     def release(self, plan: Plan) -> None:
         pass
+
+    def keep(self, plans: Iterable[Plan]) -> None:
+        """Requests still wait to restore these: what they name must not be evicted for some seconds more."""
 
     def restore(self, plan: Plan, seq: int) -> int:
         """Tokens now in ``seq``: ``plan.length``, or 0 with the sequence left empty."""

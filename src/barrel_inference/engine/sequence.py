@@ -5,6 +5,7 @@ A sequence outlives the request that filled it: idle, it is a donor of its prefi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     n_prompt: int = 0  # of the request that filled it last
     prefill_end: int = 0  # the first so many were computed by prefill in the shapes of a cold run
+    is_undisturbed: bool = True  # no other has held cells beside it: its own lie where a cold run's do
     boundaries: tuple[int, ...] = ()  # message ends in the prompt, in tokens
     salt: str = ""
     cache: CacheMode = "auto"
@@ -47,6 +49,7 @@ class Sequence:
         """Forget the content; the caller has removed the KV."""
         self.tokens = []
         self.prefill_end = self.n_prompt = self.saved = 0
+        self.is_undisturbed = True
         self.boundaries = self.stops = ()
         self.chain = None
 
@@ -64,7 +67,16 @@ class Sequence:
             self.chain.cut(length)
 
     def extend(self, tokens: tuple[int, ...], *, cold_shape: bool) -> None:
-        """A decode has computed ``tokens``; ``cold_shape``: as prefill, with the rows a cold run would use."""
-        if cold_shape and self.prefill_end == len(self.tokens):
+        """A decode has computed ``tokens``; ``cold_shape``: as prefill, with the rows a cold run would use. Attention
+        sums in the order of cells, so rows also depend on where they lie."""
+        if cold_shape and self.is_undisturbed and self.prefill_end == len(self.tokens):
             self.prefill_end += len(tokens)
         self.tokens.extend(tokens)
+
+
+def settle(sequence: Sequence, sequences: Iterable[Sequence]) -> None:
+    """``sequence`` gets cells in the context: none of those that hold any is undisturbed unless it is the only one."""
+    holding = [other for other in sequences if other.tokens or other is sequence]
+    if len(holding) > 1:
+        for other in holding:
+            other.is_undisturbed = False

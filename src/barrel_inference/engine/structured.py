@@ -1,7 +1,7 @@
 """Constrained output through llguidance: JSON schema, regex, Lark, GBNF, choices.
 
-``Structured`` compiles on any thread (a lock guards tokenizer and memo), so not on the engine's; a ``Mask`` belongs to
-one request and the engine thread.
+``Structured`` compiles on a thread of its own: some constraints take seconds, and llguidance follows rules and
+references by recursion. A ``Mask`` belongs to one request and the engine thread.
 """
 
 from __future__ import annotations
@@ -10,45 +10,64 @@ import codecs
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import llguidance
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from barrel_inference.chat.schema import usable
 from barrel_inference.chat.tools.grammar import control_tokens
 from barrel_inference.engine.backend import Backend
-from barrel_inference.errors import SchemaError
+from barrel_inference.errors import OutOfMemoryError, SchemaError
 from barrel_inference.types import Constraint
 
+T = TypeVar("T")
+
 COMPILED_KEPT = 64
+STACK_BYTES = 256 << 20  # reserved, not used: a chain of rules takes up to 8 KB a link
+MAX_RULES = 30_000  # lines of a grammar; STACK_BYTES is enough for more
+MAX_GBNF_RULES = 2_000  # llguidance's converter takes the square of their number
 _KINDS = ("json_schema", "regex", "grammar", "choices")
 # Unbounded white space lets a weak model fill its whole budget with it.
 _JSON_WHITESPACE = r"[\x20\x0A]{0,16}"
 
 
 class Structured:
-    """Compiles constraints for one model. The tokenizer (up to 2 s for a large vocabulary) is built at first use."""
+    """Compiles constraints for one model. The tokenizer (up to 2 s for a large vocabulary) is built at first use. Any
+    thread; what was compiled last, or found unusable, is remembered."""
 
     def __init__(self, backend: Backend) -> None:
+        self.stack_bytes = STACK_BYTES
         self._backend = backend
         self._lock = threading.Lock()
         self._tokenizer: Any = None
-        self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
+        self._compiled: OrderedDict[Constraint, Future[Any]] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, "constraints")
+
+    def compiling(self, constraint: Constraint) -> Future[Any] | None:
+        """What to wait for before ``mask`` answers at once; None when it does already."""
+        future = self._begin(constraint)
+        return None if future.done() else future
 
     def mask(self, constraint: Constraint) -> Mask:
         """Raises SchemaError saying what is unusable."""
+        matcher = self._begin(constraint).result()
+        return Mask(matcher.deep_copy(), self._backend, constraint.start_after, constraint.outside)
+
+    def _begin(self, constraint: Constraint) -> Future[Any]:
         with self._lock:
-            matcher = self._compiled.pop(constraint, None)
-            if matcher is None:
-                matcher = self._compile(constraint)
-            self._compiled[constraint] = matcher
+            future = self._compiled.pop(constraint, None)
+            if future is None or _is_worth_another_try(future):
+                future = self._thread.submit(_on_a_stack, self.stack_bytes, lambda: self._compile(constraint))
+            self._compiled[constraint] = future
             while len(self._compiled) > COMPILED_KEPT:
                 self._compiled.popitem(last=False)
-        return Mask(matcher.deep_copy(), self._backend, constraint.start_after, constraint.outside)
+            return future
 
     @cached_property
     def _controls(self) -> dict[str, int]:
@@ -73,6 +92,32 @@ class Structured:
             matcher.compute_bitmask()  # the first may take seconds: not on the engine thread; copies remember it
         _check(matcher)
         return matcher
+
+
+def _is_worth_another_try(future: Future[Any]) -> bool:
+    """Not what compiled, nor what is unusable: what had no memory."""
+    return future.done() and not isinstance(future.exception(), SchemaError | None)
+
+
+def _on_a_stack(n_bytes: int, function: Callable[[], T]) -> T:
+    """Run on a thread that ends with it, so that the stack's memory is given back. Raises OutOfMemoryError."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="constraint", daemon=True)
+    usual = threading.stack_size(n_bytes)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OutOfMemoryError(f"a constraint cannot be compiled: {error}") from None
+    finally:
+        threading.stack_size(usual)
+    return result.result()
 
 
 class Mask:
@@ -176,7 +221,9 @@ def _grammar(constraint: Constraint, controls: Mapping[str, int]) -> str:
         case ["grammar"]:
             text = constraint.grammar or ""
             if "::=" in text:
+                _check_rules(text, MAX_GBNF_RULES)
                 return str(llguidance.grammar_from("gbnf", text))
+            _check_rules(text, MAX_RULES)
             return str(llguidance.grammar_from("lark", control_tokens(text, controls)))
     raise SchemaError(f"exactly one of json_schema, regex, grammar and choices, not {given or 'none'}")
 
@@ -186,13 +233,14 @@ def _json_grammar(schema: str) -> str:
         parsed = json.loads(schema)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"the JSON schema is not JSON: {error}") from error
-    if parsed is True:
-        parsed = {}
-    if parsed is False:
-        raise SchemaError("the schema false allows nothing")
-    if not isinstance(parsed, dict):
+    if not isinstance(parsed, dict | bool):
         raise SchemaError("a JSON schema is an object or a boolean")
-    return str(LLMatcher.grammar_from_json_schema(parsed, overrides={"whitespace_pattern": _JSON_WHITESPACE}))
+    return str(LLMatcher.grammar_from_json_schema(usable(parsed), overrides={"whitespace_pattern": _JSON_WHITESPACE}))
+
+
+def _check_rules(grammar: str, most: int) -> None:
+    if (found := grammar.count("\n")) > most:
+        raise SchemaError(f"the grammar has {found} lines, at most {most} are allowed")
 
 
 def _check(matcher: Any) -> None:

@@ -12,14 +12,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from barrel_inference.kvcache.layout import Assembly, Layout, SectionTarget
 from barrel_inference.kvcache.lookup import Found, Piece
 from barrel_inference.kvcache.policy import Rate
-from barrel_inference.kvcache.record import CorruptError, Record, decode, header_bytes, payload_hash, verify
+from barrel_inference.kvcache.record import CorruptError, Name, Record, decode, header_bytes, payload_hash, verify
 from barrel_inference.kvcache.store import Store
+from barrel_inference.kvcache.tier import Tier
 
 PIECES_A_TASK = 8
 ARENAS = 2  # blobs being filled or waiting for a sequence; requests beyond them read when it is their turn
@@ -142,9 +143,9 @@ class Reader:
                 total += rate.value * self._payload_bytes(found, piece)
         return total
 
-    def touch(self, found: Found) -> None:
+    def touch(self, names_by_tier: Mapping[Tier, Iterable[Name]]) -> None:
         """Mark the objects as used, in the background."""
-        for tier, names in found.names().items():
+        for tier, names in names_by_tier.items():
             self._threads.submit(tier.touch, self._store.folder, names)
 
     def close(self) -> None:

@@ -92,6 +92,10 @@ class Index:
         """Never list it again, even if it could not be moved away."""
         self._banned.add(name.file)
 
+    def unban(self, name: Name) -> None:
+        """A good one has taken its place."""
+        self._banned.discard(name.file)
+
     def discard(self, name: Name) -> None:
         self._forget(name.file)
         self._shards.get(name.shard, (0, set[str]()))[1].discard(name.file)
@@ -160,12 +164,15 @@ class Store:
     def is_pending(self, key: str) -> bool:
         return any(name.key == key for name in list(self._pending))
 
-    def saved(self, name: Name, head: Record) -> None:
+    def saved(self, name: Name, head: Record, *, was_written: bool) -> None:
+        """It is in the save tier now; ``was_written``: by us, and not there already."""
         tier = self.save_tier
         if tier is None:
             return
         with self.lock:
             self._pending.discard(name)
+            if was_written:
+                self._indices[tier.name].unban(name)
             self._indices[tier.name].add(name, head)
             weaker = name._replace(provenance="g")
             if name.provenance == "p" and self._has(tier, weaker):

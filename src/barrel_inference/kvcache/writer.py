@@ -179,7 +179,7 @@ class Writer:
         else:
             self._trouble.is_over()
             self.is_accepted = True
-            self._store.saved(item.name, record)
+            self._store.saved(item.name, record, was_written=written)
             if written:
                 self._count(f"saves_{reason}", 1)
                 self._count("saved_bytes", len(parts[0]) + record.payload_bytes)

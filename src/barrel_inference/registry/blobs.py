@@ -36,10 +36,10 @@ class Blobs:
             return False
         return stat.S_ISREG(status.st_mode) and size in (None, status.st_size)
 
-    def is_sound(self, digest: str) -> bool:
+    def is_sound(self, digest: str, on_bytes: OnBytes | None = None) -> bool:
         """Whether the blob's bytes are still those of its name; reads all of it."""
         try:
-            return hash_file(self.path(digest)) == digest
+            return hash_file(self.path(digest), on_bytes) == digest
         except (OSError, InvalidModelError):
             return False
 

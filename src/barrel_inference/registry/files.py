@@ -12,7 +12,7 @@ from pathlib import Path
 import platformdirs
 
 from barrel_inference.errors import BarrelError, DiskFullError, ReadOnlyError, RegistryError
-from barrel_inference.registry.locks import locked, try_lock
+from barrel_inference.registry.locks import WAIT_S, locked, try_lock
 
 APP = "barrel_inference_server"
 
@@ -24,8 +24,9 @@ def default_root() -> Path:
 class Root:
     """The directory tree of one models root. Directories are made on the first write, so that reading never writes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock_wait_s: float = WAIT_S) -> None:
         self.path = absolute(path)
+        self._lock_wait_s = lock_wait_s
         self.blobs = self.path / "blobs"
         self.refs = self.path / "refs"
         self.tmp = self.path / "tmp"
@@ -49,7 +50,7 @@ class Root:
     def lock(self) -> Iterator[None]:
         """Held around every change of what refers to what; see ``locks``. What the file system refuses meanwhile is the
         registry's own error."""
-        with writing(self.path), locked(self.path / ".lock"):
+        with writing(self.path), locked(self.path / ".lock", self._lock_wait_s):
             yield
 
     @contextlib.contextmanager

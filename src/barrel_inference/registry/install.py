@@ -5,6 +5,7 @@ every blob it counts on, and a private work directory, until it ends.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import shutil
 import uuid
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from barrel_inference.errors import InvalidModelError, ManifestError, PullError
+from barrel_inference.errors import InvalidModelError, ManifestError, PullError, RegistryError
 from barrel_inference.registry import gguf
 from barrel_inference.registry.blobs import hash_file
 from barrel_inference.registry.download.fetch import fetch
@@ -27,6 +28,7 @@ from barrel_inference.registry.manifest import File, Manifest
 from barrel_inference.registry.names import ModelName, Spec
 from barrel_inference.registry.sources import Artifact
 from barrel_inference.registry.store import Ground, Store
+from barrel_inference.threads import alone
 
 WAIT_S = 0.25
 
@@ -51,20 +53,17 @@ class Installation:
         self._ground, self._status = ground, status
         self._lease: Lease | None = None
         self._borrowed: list[Part] = []
+        self._ended = False
         self.workdir = ground.root.tmp / f"{uuid.uuid4().hex}.work"
 
     async def __aenter__(self) -> Self:
-        opening = asyncio.ensure_future(asyncio.to_thread(self._open))
-        try:
-            await asyncio.shield(opening)
-        except asyncio.CancelledError:  # nobody will call __aexit__, and the thread opens the lease all the same
-            await asyncio.wait([opening])
-            await asyncio.to_thread(self._close)
-            raise
+        # who leaves now does not get to __aexit__, and the thread opens the lease all the same
+        await self._ground.threads.run(self._open, undo=lambda _: self._close())
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await asyncio.shield(asyncio.to_thread(self._close))
+        self._ended = True
+        await asyncio.shield(self._ground.threads.run(self._close))
 
     async def bring(self, artifact: Artifact, network: Network, previous: Previous = lambda: None) -> Brought:
         """Fetch or register one file; it is checked to be GGUF and its digest verified before it gets its name.
@@ -79,7 +78,7 @@ class Installation:
 
     async def claim(self, digest: str, size: int | None = None) -> Brought | None:
         """A blob that is here already and, from now on, stays."""
-        if not await asyncio.to_thread(self._claim, digest, size):
+        if not await self._ground.threads.run(self._claim, digest, size):
             return None
         path = self._ground.blobs.path(digest)
         return Brought(digest, path, path.stat().st_size)
@@ -98,7 +97,7 @@ class Installation:
 
     async def publish(self, manifest: Manifest, spec: Spec | None) -> Manifest:
         """Write the manifest, the one moment at which the model appears; its blobs are known to be here."""
-        manifest = await asyncio.to_thread(self._publish, manifest, spec)
+        manifest = await self._ground.threads.run(self._publish, manifest, spec)
         for part in self._borrowed:
             part.discard()
         return manifest
@@ -108,7 +107,7 @@ class Installation:
     async def claim_sound(self, digest: str, size: int | None) -> Brought | None:
         """A pull repairs: a blob that is here counts only if its bytes still are what they should be."""
         here = await self.claim(digest, size)
-        if here is None or not await asyncio.to_thread(self._ground.blobs.is_sound, digest):
+        if here is None or not await alone(self._ground.blobs.is_sound, digest, self._go_on):
             return None
         return here
 
@@ -123,7 +122,10 @@ class Installation:
                 return here
             digest, version = await self._download(remote, part, network)
             self._require_gguf(part, remote.file_name)
-            path = await asyncio.to_thread(self._adopt_part, part, digest)
+            path = await self._ground.threads.run(self._adopt_part, part, digest)
+        except BaseException:
+            part.give_up()
+            raise
         finally:
             part.close()
         return Brought(digest, path, path.stat().st_size, version)
@@ -173,27 +175,38 @@ class Installation:
 
     async def _register(self, path: Path, *, ours: bool) -> Brought:
         gguf.read_file(path)  # refuse what is not GGUF before hashing gigabytes
-        size = (await asyncio.to_thread(path.stat)).st_size
+        size = (await self._ground.threads.run(path.stat)).st_size
 
         def report(done: int) -> None:
+            self._go_on(done)
             self._status({"status": f"hashing {path.name}", "total": size, "completed": done})
 
-        digest = await asyncio.to_thread(hash_file, path, report)
-        target = await asyncio.to_thread(self._adopt if ours else self._link, path, digest)
+        digest = await alone(hash_file, path, report)
+        is_sound = not ours and await alone(self._ground.blobs.is_sound, digest, self._go_on)
+        bring = self._adopt if ours else functools.partial(self._link, keep=is_sound)
+        target = await self._ground.threads.run(bring, path, digest)
         return Brought(digest, target, size)
+
+    def _go_on(self, n_bytes: int) -> None:
+        """Called by threads that read whole files: they end when the pull does, since nobody waits for them then."""
+        if self._ended:
+            raise RegistryError("the installation has ended")
 
     # ---- the steps that others must not see half done; each holds the root's lock
 
     def _open(self) -> None:
         self._ground.root.prepare()
         with self._ground.root.lock(), writing(self.workdir):
-            self._lease = Lease(self._ground.root.tmp)
-            self._lease.add([self.workdir.name])
-            self.workdir.mkdir()
+            self._lease = Lease.of(self._ground.root.tmp, [self.workdir.name])
+            try:
+                self.workdir.mkdir()
+            except BaseException:
+                self._close()
+                raise
 
     def _close(self) -> None:
         for part in self._borrowed:
-            part.close()
+            part.give_up()
         shutil.rmtree(self.workdir, ignore_errors=True)
         if self._lease:
             self._lease.close()
@@ -213,11 +226,10 @@ class Installation:
             self._hold(digest)
             return self._ground.blobs.adopt(part.release(), digest)
 
-    def _link(self, path: Path, digest: str) -> Path:
-        is_sound = self._ground.blobs.is_sound(digest)  # reads all of it: not under the lock
+    def _link(self, path: Path, digest: str, *, keep: bool) -> Path:
         with self._ground.root.lock():
             self._hold(digest)
-            return self._ground.blobs.link(path, digest, keep=is_sound)
+            return self._ground.blobs.link(path, digest, keep=keep)
 
     def _hold(self, digest: str) -> None:
         if self._lease is None:

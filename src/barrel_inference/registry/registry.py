@@ -1,22 +1,23 @@
 """``Registry``: the one door to installed models, for the server, the Python API and the CLI. It owns the pulls that
 are running in this process; everything lasting is on disk, shared with other processes.
 
-Methods are synchronous and take milliseconds, except ``pull``, ``create``, ``receive_blob`` and ``search`` (async) and
-``verify``, which reads every byte.
+Methods are synchronous and take milliseconds, except ``pull``, ``create``, ``receive_blob``, ``hold`` and ``search``
+(async) and ``verify``, which reads every byte. Those that change something wait for other processes that do: an event
+loop asks for them with ``aside``.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -32,12 +33,15 @@ from barrel_inference.registry.modelfile import Modelfile, check_parameters, loa
 from barrel_inference.registry.modelfile.parameters import IGNORED, known
 from barrel_inference.registry.names import is_weights_path, name_of, parse_digest, parse_name, parse_spec
 from barrel_inference.registry.store import Ground, Listing, Store
+from barrel_inference.threads import Threads
 
 if TYPE_CHECKING:
     from barrel_inference.registry.create import CreateRequest
     from barrel_inference.registry.gc import Removed
 
 
+T = TypeVar("T")
+N_THREADS = 8  # most of them wait for the one lock
 _HEX = re.compile(r"sha256-([0-9a-f]{64})\.")
 
 
@@ -59,7 +63,7 @@ class Verified(NamedTuple):
 class Registry:
     def __init__(self, root: Path | None = None, options: RegistryOpts | None = None) -> None:
         tree = Root(root or default_root())
-        self._ground = Ground(tree, Blobs(tree), Store(tree), options or RegistryOpts())
+        self._ground = Ground(tree, Blobs(tree), Store(tree), options or RegistryOpts(), Threads(N_THREADS, "registry"))
         self._pulls: dict[tuple[str, str, bool], Feed] = {}
         self.pulls_ended = {"succeeded": 0, "failed": 0, "stopped": 0}  # by this process
 
@@ -84,6 +88,10 @@ class Registry:
     @property
     def pulls_running(self) -> int:
         return sum(feed.is_running for feed in self._pulls.values())
+
+    async def aside(self, work: Callable[..., T], /, *args: Any, **options: Any) -> T:
+        """One of the methods here, on a thread of the registry's own: neither the loop nor requests wait with it."""
+        return await self._ground.threads.run(functools.partial(work, *args, **options))
 
     # ---- looking
 
@@ -206,28 +214,25 @@ class Registry:
                     checked[key] = _problem(Path(file.blob_path), file.digest)
                 yield Verified(str(manifest.model_name), file.digest, checked[key])
 
-    @contextlib.contextmanager
-    def hold_files(self, *paths: Path) -> Iterator[None]:
+    def hold_files(self, *paths: Path) -> contextlib.AbstractContextManager[object]:
         """While they are loaded: gc of any process spares them, and of a split model all parts. Files that are not of
-        this root need no holding."""
+        this root need no holding. They are held from the call on; only their release does not wait for the lock."""
         blobs = os.fspath(self._ground.root.blobs) + os.sep
         files = [os.fspath(file) for path in paths for file in (path, *linked_parts(path))]
         hexes = [match[1] for file in files if file.startswith(blobs) and (match := _HEX.search(file))]
         lease = self._lease(hexes) if hexes else None
-        try:
-            yield
-        finally:
-            if lease:
-                lease.close()
+        return contextlib.nullcontext() if lease is None else contextlib.closing(lease)
+
+    async def hold(self, *paths: Path) -> contextlib.AbstractContextManager[object]:
+        """``hold_files`` for an event loop."""
+        return await self._ground.threads.run(self.hold_files, *paths, undo=_release)
 
     def _lease(self, held: Sequence[str]) -> Lease | None:
         """None where nothing can be written: there is no gc either."""
         with contextlib.suppress(ReadOnlyError):
             self._ground.root.prepare()
             with self._ground.root.lock():
-                lease = Lease(self._ground.root.tmp)
-                lease.add(held)
-            return lease
+                return Lease.of(self._ground.root.tmp, held)
         return None
 
     # ---- fetching and making
@@ -296,38 +301,46 @@ class Registry:
 
     async def receive_blob(self, digest: str, content: AsyncIterator[bytes]) -> bool:
         """Store an uploaded file under the digest it must have. False: it was here already. ``DigestMismatchError``."""
-        from barrel_inference.registry.gc import mark_uploaded
-
         expected = parse_digest(digest)
-        if self.has_blob(expected):
+        if await self.aside(self.has_blob, expected):
             return False
-        self._ground.root.prepare()
-        path = self._ground.root.tmp / f"{uuid.uuid4().hex}.upload"
-        lease = Lease(self._ground.root.tmp)
+        threads, path = self._ground.threads, self._ground.root.tmp / f"{uuid.uuid4().hex}.upload"
+        lease = await threads.run(self._lease_upload, path, undo=Lease.close)
         try:
-            with writing(path):
-                lease.add([path.name])
-            actual = await _receive(content, path)
+            actual = await self._receive(content, path)
             require_digest(expected, actual)
-            with self._ground.root.lock():
-                mark_uploaded(self._ground.root.tmp, expected)
-                self._ground.blobs.adopt(path, expected)
+            await threads.run(self._adopt_upload, path, expected)
         finally:
             with contextlib.suppress(OSError):  # the next gc removes it
                 path.unlink(missing_ok=True)
             lease.close()
         return True
 
+    def _lease_upload(self, path: Path) -> Lease:
+        self._ground.root.prepare()
+        with writing(path):
+            return Lease.of(path.parent, [path.name])
 
-async def _receive(content: AsyncIterator[bytes], path: Path) -> str:
-    digest = hashlib.sha256()
-    with writing(path), path.open("xb") as file:
-        async for block in content:
-            digest.update(block)
-            await asyncio.to_thread(file.write, block)
-        file.flush()
-        await asyncio.to_thread(os.fsync, file.fileno())
-    return f"sha256:{digest.hexdigest()}"
+    async def _receive(self, content: AsyncIterator[bytes], path: Path) -> str:
+        digest, run = hashlib.sha256(), self._ground.threads.run
+        with writing(path), path.open("xb") as file:
+            async for block in content:
+                digest.update(block)
+                await run(file.write, block)
+            await run(file.flush)
+            await run(os.fsync, file.fileno())
+        return f"sha256:{digest.hexdigest()}"
+
+    def _adopt_upload(self, path: Path, digest: str) -> None:
+        from barrel_inference.registry.gc import mark_uploaded
+
+        with self._ground.root.lock():
+            mark_uploaded(self._ground.root.tmp, digest)
+            self._ground.blobs.adopt(path, digest)
+
+
+def _release(held: contextlib.AbstractContextManager[object]) -> None:
+    held.__exit__(None, None, None)
 
 
 def _problem(path: Path, digest: str) -> str | None:

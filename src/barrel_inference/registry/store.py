@@ -26,6 +26,7 @@ from barrel_inference.registry.blobs import Blobs
 from barrel_inference.registry.files import Root, absolute, sync_directory, write_atomic, writing
 from barrel_inference.registry.manifest import MAX_MANIFEST_BYTES, Manifest, decode, encode
 from barrel_inference.registry.names import BUILT_IN, ModelName, is_path, name_of, parse_name, parse_spec, split_tag
+from barrel_inference.threads import Threads
 
 SUFFIX = ".json"
 BAD = ".bad"
@@ -204,7 +205,7 @@ class Store:
             return stamp, decode(content)
         except (ManifestError, InvalidNameError) as error:
             self._set_aside(Path(path), stamp)
-            raise ManifestError(f"unreadable manifest of {_display(path)}: {error.message}") from None
+            raise ManifestError(f"unreadable manifest of {_display(path)}: {error.message}; pull it again") from None
 
     def _set_aside(self, path: Path, stamp: Stamp) -> None:
         """Only if it is still the file that was read, and only when nobody is changing anything: else the next time."""
@@ -214,12 +215,14 @@ class Store:
 
 
 class Ground(NamedTuple):
-    """The stores of one models root, handed around together. They belong to the Registry."""
+    """The stores of one models root, handed around together. They belong to the Registry. ``threads``: for what waits
+    for the root's lock or the disk; what reads whole files has a thread of its own."""
 
     root: Root
     blobs: Blobs
     store: Store
     options: RegistryOpts
+    threads: Threads
 
 
 def _content(path: str) -> tuple[Stamp, bytes]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from barrel_inference.errors import BarrelError
 
 INTERNAL = 500
+WRONG_OPTION = "x-wrong-option"  # header of an answer to a request with a wrong value
 _STATUS = {
     "invalid_option": 400,
     "invalid_request": 400,
@@ -40,6 +41,7 @@ _STATUS = {
     "disk_full": 507,
     "shutting_down": 503,
     "worker_died": 503,
+    "locked": 503,
     "pull_failed": 502,
     "digest_mismatch": 400,
 }
@@ -79,12 +81,16 @@ def status(error: BarrelError) -> int:
 
 
 def headers(error: BarrelError) -> dict[str, str]:
-    """``Retry-After`` in whole seconds where trying again makes sense; the end of the connection where it must be."""
+    """``Retry-After`` in whole seconds where trying again makes sense; the end of the connection where it must be; the
+    option that was wrong, for which not every dialect's body has a place."""
     found = {}
     if error.code == "too_large" or error.details.get("unread"):
         found["connection"] = "close"  # the rest of the body is not read
     if status(error) in (429, 503):
         found["retry-after"] = str(max(1, round(error.details.get("retry_after_s", 1))))
+    option = error.details.get("option")
+    if status(error) == 400 and isinstance(option, str) and option.isascii() and option.isprintable():
+        found[WRONG_OPTION] = option[:100]
     return found
 
 

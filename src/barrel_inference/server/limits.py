@@ -1,7 +1,9 @@
-"""How much a request may ask for beyond its size in bytes: messages, and the size and depth of schemas. Pure."""
+"""How much a request may ask for beyond its size in bytes: messages, and the size and depth of what its output must
+match. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,7 +12,7 @@ from barrel_inference.config import ServerOptions
 from barrel_inference.errors import InvalidRequestError, SchemaError
 from barrel_inference.server.neutral import ChatRequest
 
-MAX_SCHEMA_BYTES = 256 << 10  # of one schema
+MAX_SCHEMA_BYTES = 256 << 10  # of one schema, grammar, regular expression or list of choices
 MAX_TOOLS_BYTES = 4 << 20  # of all tools together
 
 
@@ -20,8 +22,8 @@ def check(request: ChatRequest, options: ServerOptions) -> None:
         raise InvalidRequestError(
             f"a conversation has at most {options.max_messages} messages, not {len(request.messages)}"
         )
-    if request.constraint is not None and request.constraint.json_schema is not None:
-        check_schema(request.constraint.json_schema.encode(), "the schema of the format", options.max_nesting)
+    if request.constraint is not None:
+        check_form(msgspec.structs.asdict(request.constraint), options.max_nesting)
     total = 0
     for tool in request.tools:
         encoded = msgspec.json.encode(tool)
@@ -31,9 +33,24 @@ def check(request: ChatRequest, options: ServerOptions) -> None:
         raise InvalidRequestError(f"the tools together have {total} bytes, at most {MAX_TOOLS_BYTES} are allowed")
 
 
+def check_form(given: Mapping[str, Any], max_nesting: int) -> None:
+    """``given``: a Constraint's fields among whatever else; what is not of their type is for others to refuse."""
+    for name in ("regex", "grammar"):
+        if isinstance(text := given.get(name), str):
+            _check_size(len(text.encode(errors="replace")), f"the {name}")
+    if isinstance(choices := given.get("choices"), list | tuple):
+        _check_size(sum(len(str(choice)) for choice in choices), "the list of choices")
+    if isinstance(schema := given.get("json_schema"), str):
+        check_schema(schema.encode(errors="replace"), "the schema of the format", max_nesting)
+
+
+def _check_size(n_bytes: int, what: str) -> None:
+    if n_bytes > MAX_SCHEMA_BYTES:
+        raise SchemaError(f"{what} has {n_bytes} bytes, at most {MAX_SCHEMA_BYTES} are allowed")
+
+
 def check_schema(encoded: bytes, what: str, max_nesting: int) -> None:
-    if len(encoded) > MAX_SCHEMA_BYTES:
-        raise SchemaError(f"{what} has {len(encoded)} bytes, at most {MAX_SCHEMA_BYTES} are allowed")
+    _check_size(len(encoded), what)
     try:
         depth = depth_of(msgspec.json.decode(encoded))
     except msgspec.DecodeError as error:

@@ -77,7 +77,9 @@ class ModelService:
         request = msgspec.structs.replace(
             request, messages=steady.messages(request.messages, self._options.steady_prompts)
         )
-        return merged(lease.entry, request, wish)
+        request = merged(lease.entry, request, wish)
+        limits.check_form(request.options, self._options.max_nesting)
+        return request
 
     async def complete(self, request: CompletionRequest, wish: Parameters = PLAIN) -> AsyncGenerator[Chunk, None]:
         async with (
@@ -93,7 +95,9 @@ class ModelService:
         prompt = request.prompt
         if request.suffix:
             prompt = await insert.prompt(lease.model, lease.entry.name, _text(prompt), request.suffix)
-        stream = lease.model.stream(prompt, **_options(lease.entry, request.options, wish))
+        options = _options(lease.entry, request.options, wish)
+        limits.check_form(options, self._options.max_nesting)
+        stream = lease.model.stream(prompt, **options)
         record.current().streams.append(stream)
         async with stream:
             async for chunk in stream:

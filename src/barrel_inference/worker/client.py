@@ -159,6 +159,10 @@ class Flight(Pending):
         first = total if self._first_token_s is None else self._first_token_s
         timings = msgspec.structs.replace(completion.timings, first_token_s=first, total_s=total)
         logprobs = tuple(self._logprobs)
+        if self._resumed and self._started is not None:  # what the first worker found, not what a resume did
+            cached = self._started.cache.restored_tokens
+            usage = msgspec.structs.replace(completion.usage, cached_tokens=cached)
+            completion = msgspec.structs.replace(completion, cache=self._started.cache, usage=usage)
         return msgspec.structs.replace(completion, timings=timings, logprobs=logprobs, resumed=self._resumed)
 
     async def next(self) -> Chunk:

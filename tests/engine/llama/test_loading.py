@@ -14,6 +14,7 @@ from barrel_inference.config import ContextOpts, LoadOptions, ModelOpts
 from barrel_inference.engine.backend import DecodeStatus, Slice
 from barrel_inference.engine.llama import LlamaBackend, features
 from barrel_inference.engine.llama.binding import build, lib
+from barrel_inference.engine.llama.context import context_params, default_threads
 from barrel_inference.errors import ConfigError, InvalidModelError
 from tests.engine.llama.opened import feed, opened
 from tests.support.models import smollm2
@@ -123,22 +124,61 @@ def test_rope_options_change_rows_and_name() -> None:
     assert len(seen) == 4
 
 
-def test_the_options_of_a_model_reach_llama() -> None:
-    for options in (
-        {"use_mmap": False},
-        {"use_mmap": False, "use_mlock": True},
-        {"use_mlock": True},
-        {"n_gpu_layers": 99},
-        {"n_gpu_layers": -1},
-        {"split_mode": "none"},
-        {"split_mode": "row"},
-        {"tensor_split": (0.5, 0.5)},
-        {"prefetch": False},
-        {"weight_residency": "lazy_then_pin_resident"},
-    ):
-        backend = load(tiny_model("llama"), **options)
-        feed(backend, 0, 0, 10)
-        backend.close()
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({}, {"n_gpu_layers": 0, "split_mode": 1, "main_gpu": 0, "load_mode": 1, "vocab_only": False}),
+        ({"use_mmap": False}, {"load_mode": 0}),
+        ({"use_mmap": False, "use_mlock": True}, {"load_mode": 2}),
+        ({"use_mlock": True}, {"load_mode": 3}),
+        ({"weight_residency": "lazy_then_pin_resident"}, {"load_mode": 1}),
+        ({"weight_residency": "pinned"}, {"load_mode": 3}),
+        ({"n_gpu_layers": 99}, {"n_gpu_layers": 99}),
+        ({"n_gpu_layers": -1}, {"n_gpu_layers": -1}),
+        ({"split_mode": "none"}, {"split_mode": 0}),
+        ({"split_mode": "row"}, {"split_mode": 2}),
+        ({"main_gpu": 3}, {"main_gpu": 3}),
+        ({"tensor_split": (0.25, 0.75)}, {}),
+        ({"prefetch": False}, {"load_mode": 1}),
+    ],
+)
+def test_the_options_of_a_model_reach_llama(options: dict[str, Any], fields: dict[str, int | bool]) -> None:
+    backend = load(tiny_model("llama"), **options)
+    params = backend._weights.given.params  # what llama_model_load_from_file was given
+    assert {name: getattr(params, name) for name in fields} == fields
+    limit, split = int(lib.llama_max_devices()), options.get("tensor_split", ())
+    shares = params.tensor_split[:limit] if params.tensor_split else []
+    assert shares == ([*split, *[0.0] * (limit - len(split))] if split else [])
+    feed(backend, 0, 0, 10)
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"n_ctx": 100, "n_seq_max": 3}, {"n_ctx": 300, "n_seq_max": 4, "kv_unified": True, "swa_full": False}),
+        ({"n_batch": 64}, {"n_batch": 64, "n_ubatch": 64}),
+        ({"n_batch": 64, "n_ubatch": 32}, {"n_batch": 64, "n_ubatch": 32}),
+        ({"n_threads": 3}, {"n_threads": 3, "n_threads_batch": 3}),
+        ({"n_threads": 3, "n_threads_batch": 2}, {"n_threads": 3, "n_threads_batch": 2}),
+        ({}, {"n_threads": default_threads(), "flash_attn_type": -1, "type_k": lib.GGML_TYPE_F16}),
+        ({"flash_attn": True, "type_k": "q8_0", "type_v": "q4_0"}, {"flash_attn_type": 1, "type_k": 8, "type_v": 2}),
+        ({"flash_attn": False, "type_k": "f32", "type_v": "bf16"}, {"flash_attn_type": 0, "type_k": 0, "type_v": 30}),
+        ({"embeddings": True, "pooling": "last"}, {"embeddings": True, "pooling_type": 3}),
+        ({}, {"embeddings": False, "pooling_type": 0, "rope_scaling_type": -1, "rope_freq_base": 0.0}),
+        ({"rope_scaling": "yarn", "yarn_orig_ctx": 128}, {"rope_scaling_type": 2, "yarn_orig_ctx": 128}),
+        ({"rope_freq_base": 500.0, "rope_freq_scale": 0.5}, {"rope_freq_base": 500.0, "rope_freq_scale": 0.5}),
+    ],
+)
+def test_the_options_of_a_context_reach_llama(options: dict[str, Any], fields: dict[str, Any]) -> None:
+    params = context_params(ContextOpts(**options))
+    assert {name: getattr(params, name) for name in fields} == fields
+
+
+def test_a_context_says_what_it_was_made_with() -> None:
+    with opened(tiny_model("llama"), n_threads=3, n_threads_batch=2, n_batch=64, n_ubatch=32) as backend:
+        told = [lib.llama_n_threads, lib.llama_n_threads_batch, lib.llama_n_batch, lib.llama_n_ubatch]
+        assert [ask(backend._context) for ask in told] == [3, 2, 64, 32]
 
 
 def test_more_shares_than_devices_are_an_error() -> None:

@@ -360,3 +360,20 @@ def test_who_reads_is_not_passed_by_for_ever() -> None:
     started = [request_id for request_id, result in bench.results.items() if result.start is not None]
     assert started.index("reads") < 6
     assert bench.results["reads"].done.cache.restored_tokens == 1000
+
+
+def test_what_was_found_for_those_that_wait_is_kept_while_they_do() -> None:
+    bench = Bench(n_seq_max=1, store=True)
+    bench.store.saved.append(HEAD[:600])
+    bench.submit("long", tokens(30, seed=3), max_tokens=200)
+    bench.step()
+    bench.submit("waits", HEAD, max_tokens=2)
+    for _ in range(10):
+        bench.clock.now += 1.0
+        bench.step()
+    assert bench.store.kept == [[600]] * 3
+    bench.run()
+    n_kept = len(bench.store.kept)
+    bench.clock.now += 60.0
+    bench.step()
+    assert len(bench.store.kept) == n_kept, "nobody waits any more"

@@ -358,6 +358,25 @@ def test_mistake_08_evicting_what_the_request_needs(tmp_path: Path) -> None:
     world.close()
 
 
+def test_what_a_request_has_found_stays_however_long_it_waits(tmp_path: Path) -> None:
+    """Renewed while it waits; what nobody waits for any more goes."""
+    world = World(options(spec(tmp_path, quota_bytes=60 * PAGE)), Limits(min_free_bytes=0, protect_s=600))
+    waiting = list(range(10, 400))
+    world.runner.run(waiting)
+    plan = world.checkpoints.find(waiting)
+    n_found = len(left(world.tier))
+    for is_kept in (True, False):
+        world.age()
+        if is_kept:
+            world.checkpoints.keep([plan, plan])
+            until(lambda: all(one.used_at > 0 for one in world.tier.objects()))
+        world.janitor.need_room("disk", 60 * PAGE)
+        world.janitor.run_once()
+        assert len(left(world.tier)) == (n_found if is_kept else 0)
+    world.checkpoints.release(plan)
+    world.close()
+
+
 def test_mistake_09_the_short_shared_head_is_evicted(tmp_path: Path) -> None:
     """Long documents read once must not displace a head that is used all the time, nor a pinned one."""
     world = World(options(spec(tmp_path, quota_bytes=60 * PAGE)), Limits(min_free_bytes=0, protect_s=0.0))

@@ -73,9 +73,40 @@ def test_who_comes_when_too_many_are_connected(tmp_path: Path, caplog: pytest.Lo
             status, answer, headers = server.exchange("POST", "/api/chat", {})
             assert (status, json.loads(answer), headers["retry-after"]) == (503, {"error": BUSY}, "5")
             assert server.post("/v1/chat/completions", {})[1]["error"]["message"] == BUSY
+            until(lambda: len(refused(caplog)) == 2)
         idle.close()
         until(lambda: not server.listener.server_state.connections)
         assert server.request("GET", "/api/tags")[0] == 200
-    told = [json.loads(each.message) for each in caplog.records]  # /health's may come late
-    refused = [(each["path"], each["error"]) for each in told if each["path"] != "/health"]
-    assert refused == [("/api/chat", "queue_full"), ("/v1/chat/completions", "queue_full")]
+    assert refused(caplog) == [("/api/chat", "queue_full"), ("/v1/chat/completions", "queue_full")]
+
+
+def refused(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Paths and errors of the log's lines, which come after the answers; /health's is none of them."""
+    told = [json.loads(each.message) for each in caplog.records]
+    return [(each["path"], each["error"]) for each in told if each["path"] != "/health"]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "later"])
+def test_garbage_behind_a_request_spoils_no_answer(server: RunningServer, at_once: bool) -> None:
+    asked = json.dumps({"model": "stub", "prompt": "hi", "options": {"num_predict": 30}}).encode()
+    head = b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(asked)
+    where = urlsplit(server.url)
+    with socket.create_connection((where.hostname, where.port), timeout=60) as client:
+        client.sendall(head + asked + (b"\x00garbage\r\n\r\n" if at_once else b""))
+        answer = client.recv(65536)
+        if not at_once:
+            client.sendall(b"\x00garbage\r\n\r\n")
+        answer += b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.count(b"HTTP/1.1 ") == 1 and answer.startswith(b"HTTP/1.1 200")
+    assert b'"done":true' in answer and answer.endswith(b"0\r\n\r\n")
+
+
+def test_two_hosts_are_refused(server: RunningServer) -> None:
+    twice = b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+    assert statuses(server, [twice]) == [b"400"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_wrong_method_is_the_request_s_fault(server: RunningServer, path: str) -> None:
+    status, answer = server.request("GET", path)
+    assert (status, answer["error"]["type"]) == (405, "invalid_request_error")

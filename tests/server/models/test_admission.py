@@ -147,3 +147,17 @@ async def test_a_full_queue_takes_one_more_of_who_has_few_from_who_has_most() ->
         assert crowd.entered[-1] == name
         await crowd.go(name)
     assert (crowd.gate.running, crowd.gate.waiting) == (0, 0)
+
+
+async def test_a_closed_gate_lets_nobody_in_and_an_open_one_those_who_wait() -> None:
+    crowd = Crowd(Gate(capacity=2, depth=10, timeout_s=0))
+    await crowd.come("a")
+    crowd.gate.close()
+    await crowd.come("b", "c", "d")
+    await crowd.go("a")
+    assert (crowd.entered, crowd.gate.running, crowd.gate.waiting) == (["a"], 0, 3)
+    crowd.gate.open()
+    await settle()
+    assert crowd.entered == ["a", "b", "c"]
+    for name in "bcd":
+        await crowd.go(name)

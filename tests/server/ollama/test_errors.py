@@ -171,6 +171,18 @@ def test_debug_render_only(server: RunningServer) -> None:
     assert "hi" in body["_debug_info"]["rendered_template"]
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("/api/chat", {"options": {"temperature": "warm"}}), ("/v1/chat/completions", {"temperature": -1})],
+)
+def test_the_wrong_option_is_named_in_a_header_whatever_the_dialect(
+    server: RunningServer, path: str, asked: dict[str, Any]
+) -> None:
+    body = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}], **asked}
+    status, _, headers = server.exchange("POST", path, body)
+    assert (status, headers.get("x-wrong-option")) == (400, "temperature")
+
+
 def test_push_is_refused(server: RunningServer) -> None:
     assert server.post("/api/push", {"model": "stub"})[0] == 400
 

@@ -28,8 +28,19 @@ class FakeEngine:
         self.told.put(("cancel", request_id))
 
 
+class Needs(dict[str, "Future[None]"]):
+    """What a request waits for, by its prompt."""
+
+    def get_for(self, request: Request) -> Future[None] | None:
+        if request.prompt == "no thread":
+            raise RuntimeError("can't start new thread")
+        future = self.get(str(request.prompt))
+        return None if future is None or future.done() else future
+
+
 class Bench:
     def __init__(self) -> None:
+        self.needs = Needs()
         self.engine = FakeEngine()
         self.sent: queue.Queue[Msg] = queue.Queue()
         self.may_prepare = threading.Event()
@@ -38,6 +49,7 @@ class Bench:
             self.engine,  # type: ignore[arg-type]
             self.send,  # type: ignore[arg-type]
             prepare=self.prepare,
+            await_first=self.needs.get_for,
             answer=self.answer,
         )
 
@@ -108,6 +120,23 @@ def test_every_failure_is_one_typed_answer_and_the_next_request_is_served() -> N
     assert second.error is not None and "ZeroDivisionError: a bug" in second.error["message"]
     assert second.error["code"] == BarrelError.code, "not the request's fault"
     assert bench.engine.told.get(timeout=20) == ("submit", "c")
+
+
+def test_what_a_request_waits_for_holds_up_no_other() -> None:
+    bench = Bench()
+    bench.may_prepare.set()
+    grammar: Future[None] = Future()
+    bench.needs["constrained"] = grammar
+    bench.submit("slow", "constrained")
+    bench.submit("left", "constrained")
+    bench.submit("none", "no thread")
+    bench.submit("plain")
+    assert bench.engine.told.get(timeout=20) == ("submit", "plain")
+    assert "can't start new thread" in bench.next_sent().error["message"]
+    bench.intake.cancel("left")
+    grammar.set_result(None)
+    told = [bench.engine.told.get(timeout=20) for _ in range(3)]
+    assert told == [("submit", "slow"), ("submit", "left"), ("cancel", "left")]
 
 
 def test_calls_are_answered_at_once_or_later() -> None:

@@ -7,7 +7,7 @@ any thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from barrel_inference.config import BLOCK_TOKENS, Policy
@@ -165,6 +165,9 @@ class StoredCheckpoints(Checkpoints):
     def release(self, plan: Plan) -> None:
         if isinstance(plan, StoredPlan):
             self._restorer.release(plan)
+
+    def keep(self, plans: Iterable[Plan]) -> None:
+        self._restorer.keep(plan for plan in plans if isinstance(plan, StoredPlan))
 
     def restore(self, plan: Plan, seq: int) -> int:
         return self._restorer.restore(plan, seq) if isinstance(plan, StoredPlan) else 0

@@ -103,8 +103,11 @@ def learn_layout(backend: Backend) -> Layout:
     """From the state of a few tokens in sequence 0, which must be empty and is left so."""
     tokens = tuple(token % backend.info.n_vocab for token in range(1, 1 + PROBE_TOKENS))
     try:
-        if backend.decode([Slice(0, 0, tokens, want_logits=False)], None) is not DecodeStatus.OK:
-            raise CacheError("a few tokens could not be decoded to learn the state layout")
+        n_batch = min(PROBE_TOKENS, backend.info.n_batch)
+        for start in range(0, len(tokens), n_batch):
+            piece = Slice(0, start, tokens[start : start + n_batch], want_logits=False)
+            if backend.decode([piece], None) is not DecodeStatus.OK:
+                raise CacheError("a few tokens could not be decoded to learn the state layout")
         size = backend.state_size(0)
         blob = memoryview(bytearray(size))
         n = backend.state_read(0, blob)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from barrel_inference.engine.backend import Backend
@@ -14,8 +15,9 @@ from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.lookup import Found, Limit
 from barrel_inference.kvcache.policy import cold_resume, cold_rows, is_worth, solo_chunk
 from barrel_inference.kvcache.reader import Reader, Reading
-from barrel_inference.kvcache.record import CorruptError
+from barrel_inference.kvcache.record import CorruptError, Name
 from barrel_inference.kvcache.store import Store
+from barrel_inference.kvcache.tier import Tier
 from barrel_inference.tally import Tally
 
 logger = logging.getLogger(__name__)
@@ -108,7 +110,7 @@ class Restorer:
         if plan.length:
             plan.reading = None if is_resident(plan) else self._reader.start(plan.found)
             self._tell(plan.found)
-            self._reader.touch(plan.found)
+            self._reader.touch(plan.found.names())
         else:
             self.counters["misses"] += 1
         return plan
@@ -121,6 +123,14 @@ class Restorer:
         reading = plan.take_reading()
         if reading is not None:
             self._reader.finish(reading)
+
+    def keep(self, plans: Iterable[StoredPlan]) -> None:
+        """They are still needed: as fresh as when they were found, so that no janitor takes them."""
+        names: defaultdict[Tier, set[Name]] = defaultdict(set)
+        for plan in plans:
+            for tier, found in plan.found.names().items():
+                names[tier].update(found)
+        self._reader.touch(names)
 
     def restore(self, plan: StoredPlan, seq: int) -> int:
         start = time.perf_counter()

@@ -50,7 +50,9 @@ class Saver:
         return self._finish_key(sequence).hex() if is_all and is_kept else None
 
     def holds(self, sequence: Sequence) -> bool:
-        """All of it is stored, or copied and on its way to a tier that takes what it is given."""
+        """All that is kept of it is stored, or copied and on its way to a tier that takes what it is given."""
+        if len(sequence.tokens) < self._policy.min_tokens:
+            return True
         if sequence.saved < len(sequence.tokens):
             return False
         key = short(self._finish_key(sequence))

@@ -44,7 +44,7 @@ def open_context(weights: Weights, opts: ContextOpts) -> tuple[Any, bool]:
         )
     log_tail.clear()
     log_tail.flash_attn_resolved = None
-    context = lib.llama_init_from_model(weights.pointer, _params(opts))
+    context = lib.llama_init_from_model(weights.pointer, context_params(opts))
     if not context:
         raise LoadError(f"llama.cpp cannot make this context: {log_tail.reason('not enough memory?')}")
     _set_adapters(context, weights)
@@ -52,7 +52,8 @@ def open_context(weights: Weights, opts: ContextOpts) -> tuple[Any, bool]:
     return context, opts.flash_attn is not False if resolved is None else resolved
 
 
-def _params(opts: ContextOpts) -> Any:
+def context_params(opts: ContextOpts) -> Any:
+    """llama_context_params."""
     params = lib.llama_context_default_params()
     params.n_seq_max = opts.n_seq_max + 1
     # A cell and a row for each sequence, or llama.cpp aborts.

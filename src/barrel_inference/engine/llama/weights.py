@@ -22,9 +22,9 @@ class Weights:
     def __init__(self, options: LoadOptions, model_opts: ModelOpts, on_progress: Callable[[float], None]) -> None:
         assert options.model_path is not None
         self.adapters: list[tuple[Any, float]] = []
-        self._keep = _Params(model_opts, on_progress)  # llama.cpp keeps pointers into it while loading
+        self.given = ModelParams(model_opts, on_progress)  # llama.cpp keeps pointers into it while loading
         log_tail.clear()
-        self.pointer = lib.llama_model_load_from_file(options.model_path.encode(), self._keep.params)
+        self.pointer = lib.llama_model_load_from_file(options.model_path.encode(), self.given.params)
         if not self.pointer:
             raise InvalidModelError(f"llama.cpp refuses {options.model_path}: {log_tail.reason('no reason given')}")
         self.vocab = lib.llama_model_get_vocab(self.pointer)
@@ -33,8 +33,9 @@ class Weights:
         self._load_adapters(options)
 
     def _load_adapters(self, options: LoadOptions) -> None:
-        # Before any context: its graph budget counts the adapters that exist by then.
-        for path, scale, _digest in options.lora:
+        # Before any context: its graph budget counts the adapters that exist by then. Always in the same order: their
+        # sum depends on it, in the last bits.
+        for path, scale, _digest in sorted(options.lora, key=lambda each: (each[2], each[1])):
             log_tail.clear()
             adapter = lib.llama_adapter_lora_init(self.pointer, path.encode()) if Path(path).is_file() else None
             if not adapter:
@@ -70,7 +71,7 @@ class Weights:
             self.pointer = None
 
 
-class _Params:
+class ModelParams:
     """llama_model_params and everything it points to."""
 
     def __init__(self, opts: ModelOpts, on_progress: Callable[[float], None]) -> None:

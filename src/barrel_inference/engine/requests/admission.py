@@ -15,8 +15,10 @@ from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.kvstore import KVStore
 from barrel_inference.engine.requests.generation import Generation, State
 from barrel_inference.engine.requests.prefix import Live, Prefix, add_stops, common_prefix, find
-from barrel_inference.engine.sequence import Sequence
+from barrel_inference.engine.sequence import Sequence, settle
 from barrel_inference.errors import SeqCapacityError
+
+KEEP_S = 3.0  # the janitor spares what was used within ten seconds, and a step may take some
 
 
 class Admission:
@@ -32,9 +34,11 @@ class Admission:
         self._only_whole = bool(info.n_swa or info.is_recurrent or info.is_hybrid)
         self.prefix = Prefix(backend, store, chunk)
         self.waiting: list[Generation] = []
+        self._kept_at = clock()
 
     def admit(self, alone: Generation | None) -> list[Generation]:
         """Start whoever can be started (only ``alone``, when given); returns them, with their prefix in place."""
+        self._keep_found()
         if not any(s.is_idle for s in self._sequences):
             for generation in self.waiting:
                 generation.is_stale = not generation.has_looked_again
@@ -82,8 +86,8 @@ class Admission:
         self._occupy(generation, sequence)
 
     def release_idle(self, keep: Sequence | None = None) -> None:
-        """While others run, idle sequences leave the context if the store holds them (all but ``keep``): attention on
-        the CPU looks at every cell in use, and new cells go behind them."""
+        """While others run, idle sequences leave the context if the store holds what is kept of them (all but
+        ``keep``): attention on the CPU looks at every cell in use, and new cells go behind them."""
         for sequence in self._sequences:
             if sequence is keep or not sequence.is_idle or not sequence.tokens or sequence.session is not None:
                 continue
@@ -94,6 +98,13 @@ class Admission:
     def is_reading(self) -> bool:
         """A request waits for the store to have read its prefix."""
         return any(g.plan and not g.plan.ready for g in self.waiting)
+
+    def _keep_found(self) -> None:
+        """What was found for those that wait is not evicted, however long they do."""
+        now = self._clock()
+        if self.waiting and now - self._kept_at >= KEEP_S:
+            self._kept_at = now
+            self._store.keep([g.plan for g in self.waiting if g.plan])
 
     # ---- whether
 
@@ -185,6 +196,7 @@ class Admission:
         now = self._clock()
         self.release_idle(keep=live.donor)
         report = self.prefix.fill(generation, target, live)
+        settle(target, self._sequences)
         elapsed_s = self._clock() - now
         generation.restore_s += elapsed_s
         if generation.admitted is None:

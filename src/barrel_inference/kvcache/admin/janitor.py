@@ -40,7 +40,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 2.0
     high: float = 0.95  # beyond it the janitor evicts …
     low: float = 0.90  # … down to this
-    min_free_bytes: int = 1 << 30  # of the file system; at most a twentieth of it
+    min_free_bytes: int = 1 << 30  # of the file system; at most a twentieth of it. For tiers that do not say theirs
     namespace_floor: float = 0.05  # which no other model can push a namespace below
     namespace_cap: float = 1.0
     pressure_high: float = 0.85
@@ -156,6 +156,8 @@ class Janitor:
             self._cap(tier)
 
     def _floor_bytes(self, tier: Tier) -> int:
+        if tier.spec.min_free_bytes is not None:
+            return tier.spec.min_free_bytes
         stat = os.statvfs(tier.root)
         return min(self._limits.min_free_bytes, stat.f_blocks * stat.f_frsize // 20)
 

@@ -18,10 +18,11 @@ from barrel_inference.config import RegistryOpts
 from barrel_inference.errors import PullError
 from barrel_inference.registry.blobs import require_digest
 from barrel_inference.registry.download.hasher import Hasher
-from barrel_inference.registry.download.network import Network, TransientError, refusal, transient
+from barrel_inference.registry.download.network import Network, Sleep, TransientError, refusal, transient
 from barrel_inference.registry.download.part import Part, Piece, Version
 from barrel_inference.registry.download.rate import Rate
-from barrel_inference.registry.download.server import CONTENT_RANGE, Remote, Server, Sleep
+from barrel_inference.registry.download.server import CONTENT_RANGE, Remote, Server
+from barrel_inference.threads import alone
 
 SYNC_EVERY_S = 2.0
 MAX_RESTARTS = 8
@@ -57,6 +58,7 @@ class _Fetch:
         self._rate = Rate(options.max_bytes_per_s, sleep)
         self._version, self._has_ranges = Version(remote.size), False
         self._hasher = Hasher(part.path)
+        self._reader = ThreadPoolExecutor(1, "part-hash")  # the hasher's, from the first byte to the last
         self._writer = ThreadPoolExecutor(1, "part-write")  # keeps the order of writes
         self._syncer = ThreadPoolExecutor(1, "part-sync")  # an fsync may take seconds, writing goes on
 
@@ -70,11 +72,11 @@ class _Fetch:
             raise PullError(f"{self._remote.file_name} keeps changing on the server")
         finally:
             # a thread that still works on the part would do so after its descriptors are closed
-            await asyncio.shield(asyncio.to_thread(self._shut_threads))
+            await asyncio.shield(alone(self._shut_threads))
 
     def _shut_threads(self) -> None:
-        self._writer.shutdown(wait=True)
-        self._syncer.shutdown(wait=True)
+        for threads in (self._reader, self._writer, self._syncer):
+            threads.shutdown(wait=True)
 
     async def _attempt(self) -> str:
         self._version, self._has_ranges = await self._server.probe()
@@ -93,7 +95,7 @@ class _Fetch:
 
     async def _transfer(self) -> str:
         self._hasher = Hasher(self._part.path)
-        hashing = asyncio.ensure_future(asyncio.to_thread(self._hasher.run))
+        hashing = asyncio.get_running_loop().run_in_executor(self._reader, self._hasher.run)
         pending = [piece for piece in reversed(self._part.pieces) if not piece.is_done]
         self._hasher.advance(self._part.frontier)
         try:

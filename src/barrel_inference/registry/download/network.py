@@ -11,9 +11,9 @@ import socket
 import ssl
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 from urllib.parse import quote, urljoin, urlsplit
 
 import aiohttp
@@ -21,11 +21,13 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from barrel_inference.errors import PullError
+from barrel_inference.threads import alone
 
 MAX_HOPS = 10
 MAX_RETRY_AFTER_S = 120.0
 MAX_ERROR_BODY = 4096
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
+Sleep = Callable[[float], Awaitable[None]]
 _NOT_QUOTED = "%/:=&?~#+!$,;'@()*[]"
 _PORTS = {"http": 80, "https": 443}
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 behind a gateway, in the last 32 bits
@@ -65,8 +67,9 @@ def host_and_port(url: str) -> str:
 
 
 class Network:
-    def __init__(self, policy: NetworkPolicy) -> None:
+    def __init__(self, policy: NetworkPolicy, sleep: Sleep = asyncio.sleep) -> None:
         self.policy = policy
+        self._sleep = sleep
         self._proxies = _proxies()
         self._session: aiohttp.ClientSession | None = None
 
@@ -120,7 +123,7 @@ class Network:
             except TransientError:
                 if pause is None:
                     raise
-            await asyncio.sleep(pause if told is None else told)
+            await self._sleep(pause if told is None else told)
         raise AssertionError  # the last round returns or raises
 
     async def _one(self, url: str, headers: dict[str, str], credential: Credential | None) -> aiohttp.ClientResponse:
@@ -263,7 +266,7 @@ class _GuardedResolver(AbstractResolver):
 
     def __init__(self, policy: NetworkPolicy, proxies: Mapping[str, str]) -> None:
         self._policy = policy
-        self._resolver = aiohttp.ThreadedResolver()
+        self._resolver = aiohttp.ThreadedResolver(cast(asyncio.AbstractEventLoop, _Names()))
         # behind a proxy the proxy resolves; its own address is the operator's choice
         self._trusted = set(policy.private_hosts)
         with contextlib.suppress(ValueError):  # one that is no URL is refused when it is needed
@@ -282,3 +285,14 @@ class _GuardedResolver(AbstractResolver):
 
     async def close(self) -> None:
         await self._resolver.close()
+
+
+class _Names:
+    """The part of a loop that aiohttp's resolver asks. The loop itself would keep a thread of its own executor, where
+    requests are rendered, for as long as a name server does not answer."""
+
+    async def getaddrinfo(self, host: str, port: int, *, family: int, type: int, flags: int) -> Any:
+        return await alone(socket.getaddrinfo, host, port, family, type, 0, flags)
+
+    async def getnameinfo(self, address: Any, flags: int) -> Any:
+        return await alone(socket.getnameinfo, address, flags)

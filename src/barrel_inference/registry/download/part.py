@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from barrel_inference.errors import DiskFullError
+from barrel_inference.errors import DiskFullError, RegistryError
 from barrel_inference.registry.files import writing
 from barrel_inference.registry.locks import try_lock
 
@@ -183,6 +183,14 @@ class Part:
         with writing(self.path):
             self.path.unlink(missing_ok=True)
             self._state_path.unlink(missing_ok=True)
+
+    def give_up(self) -> None:
+        """Close one that was not completed; without a byte there is nothing to go on with, and it is removed."""
+        with contextlib.suppress(OSError, RegistryError):
+            status = os.fstat(self._fd)
+            if not status.st_size and self.path.stat().st_ino == status.st_ino:
+                self.discard()
+        self.close()
 
     def close(self) -> None:
         for fd in (self._state_fd, self._fd):

@@ -12,13 +12,12 @@ import aiohttp
 
 from barrel_inference.config import RegistryOpts
 from barrel_inference.errors import PullError
-from barrel_inference.registry.download.network import Credential, Network, TransientError, refusal
+from barrel_inference.registry.download.network import Credential, Network, Sleep, TransientError, refusal
 from barrel_inference.registry.download.part import Version
 
 MAX_BACKOFF_S = 30.0
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
-Sleep = Callable[[float], Awaitable[None]]
 Renew = Callable[[aiohttp.ClientResponse], Awaitable[Credential | None]]
 Result = TypeVar("Result")
 

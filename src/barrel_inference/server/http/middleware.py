@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from barrel_inference.errors import BarrelError, QueueFullError, RequestTimeoutError
+from barrel_inference.errors import BarrelError, InvalidRequestError, QueueFullError, RequestTimeoutError
 from barrel_inference.server.failures import ForbiddenError, TooLargeError, UnauthorizedError
 from barrel_inference.server.http import auth, record
 from barrel_inference.server.http.record import Record
@@ -111,7 +111,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        if refusal := self._crowded(scope) or self._stranger(host, origin):
+        if refusal := self._crowded(scope) or _two_hosts(headers) or self._stranger(host, origin):
             await self._failure_of(scope["path"])(noted(refusal))(scope, receive, send)
         elif scope["method"] == "OPTIONS":
             await Response(status_code=204, headers=_preflight(origin))(scope, receive, send)
@@ -144,6 +144,11 @@ class Guard:
         return UnauthorizedError("unauthorized: this server wants an API key, as Authorization: Bearer or x-api-key")
 
 
+def _two_hosts(headers: Headers) -> InvalidRequestError | None:
+    """Whoever stands between may have looked at the other one."""
+    return InvalidRequestError("there is more than one Host header") if len(headers.getlist("host")) > 1 else None
+
+
 def _key(headers: Headers) -> str:
     return auth.key_of(headers.get("authorization", ""), headers.get("x-api-key", ""))
 
@@ -157,7 +162,7 @@ _ALLOWED_HEADERS = (
 )
 
 
-_READABLE_HEADERS = "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options, X-Capped-Options"
+_READABLE_HEADERS = "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options, X-Capped-Options, X-Wrong-Option"
 
 
 def _preflight(origin: str | None) -> dict[str, str]:

@@ -136,7 +136,11 @@ class GuardedHttp(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
-        if not self.transport.is_closing():
+        """Not into the middle of an answer: that one ends first, and with it the connection."""
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.keep_alive = False
+            self.pipeline.clear()
+        elif not self.transport.is_closing():
             super().send_400_response(msg)
 
     def _unsupported_upgrade_warning(self) -> None:

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from barrel_inference.errors import BarrelError
 from barrel_inference.server import failures
 from barrel_inference.server.http import record
+from barrel_inference.threads import Threads
 
 NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
@@ -70,8 +71,9 @@ class Answer(Response):
 class Download(Response):
     """The bytes of the open file that ``work`` gives, which is closed in the end."""
 
-    def __init__(self, work: Coroutine[Any, Any, BinaryIO], *, failure: Failure) -> None:
+    def __init__(self, work: Coroutine[Any, Any, BinaryIO], threads: Threads, *, failure: Failure) -> None:
         self._work = work
+        self._threads = threads
         self._failure = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,7 +89,7 @@ class Download(Response):
             length = str(os.fstat(file.fileno()).st_size).encode()
             headers = [(b"content-type", BYTES.encode()), (b"content-length", length)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+            while piece := await self._threads.run(file.read, PIECE_BYTES):
                 await _body(send, piece)
             await _body(send, b"", more=False)
 

@@ -21,6 +21,7 @@ class Gate:
     def __init__(self, capacity: int, depth: int, timeout_s: float) -> None:
         self.capacity = capacity
         self.running = 0
+        self.is_open = True
         self._depth = depth
         self._timeout_s = timeout_s
         self._turns: Turns[asyncio.Future[None]] = Turns()
@@ -42,8 +43,16 @@ class Gate:
             self._served_s += 0.2 * (clock() - started - self._served_s)
             self._leave()
 
+    def close(self) -> None:
+        """Let nobody in until it is opened: who runs goes on, who comes waits."""
+        self.is_open = False
+
+    def open(self) -> None:
+        self.is_open = True
+        self._let_in()
+
     async def _enter(self, client: str) -> None:
-        if self.running < self.capacity and not self.waiting:
+        if self.is_open and self.running < self.capacity and not self.waiting:
             self.running += 1
             return
         if self.waiting >= self._depth:
@@ -75,7 +84,10 @@ class Gate:
 
     def _leave(self) -> None:
         self.running -= 1
-        while self.waiting and self.running < self.capacity:
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self.is_open and self.waiting and self.running < self.capacity:
             turn = self._turns.pop()
             if not turn.done():
                 self.running += 1

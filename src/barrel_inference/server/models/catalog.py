@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from barrel_inference.config import LoadArguments
-from barrel_inference.errors import BarrelError, ModelNotFoundError
+from barrel_inference.errors import BarrelError, DamagedModelError, InvalidModelError, ModelNotFoundError
 from barrel_inference.options import build
 from barrel_inference.registry import gguf
 from barrel_inference.registry.manifest import capabilities, describe, timestamp
@@ -110,6 +110,16 @@ class Configured:
 def tagged(name: str) -> str:
     """``llama3`` and ``llama3:latest`` are one name."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def damaged(entry: Entry, error: InvalidModelError) -> DamagedModelError:
+    """What is wrong with the files of a model that somebody asked for by name, who has not brought them."""
+    cure = f"pull it again, or see what is wrong: barrel-inference verify {entry.name}"
+    return DamagedModelError(
+        f"the files of model '{entry.name}' are missing or damaged ({error.message});"
+        f" {cure if entry.digest else 'the configuration of the server names them'}",
+        model=entry.name,
+    )
 
 
 def _entry(name: str, made: str, options: Mapping[str, Any]) -> Entry:

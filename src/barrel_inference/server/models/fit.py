@@ -11,6 +11,7 @@ from barrel_inference.worker.memory import SystemMemory
 
 WORKER_BYTES = 150 << 20  # interpreter, llama.cpp, compute buffers
 RESERVE = 0.05  # of all memory, for everybody else
+TURN_S = 5.0
 _BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_0": 4.5}
 
 
@@ -39,6 +40,12 @@ def need(size_bytes: int, kv_bytes: int, n_ctx: int, n_seq: int) -> int:
 def headroom(memory: SystemMemory, loaded_bytes: int) -> int:
     """Bytes for another model, when those that are loaded need ``loaded_bytes``."""
     return min(memory.available, int(memory.total * (1 - RESERVE)) - loaded_bytes)
+
+
+def turn_s(load_s: float) -> float:
+    """How long a model that was just loaded stays, whoever waits for its room: at least as long as the load took, so
+    that no more than half of the time goes into loading."""
+    return max(TURN_S, load_s)
 
 
 def value(load_s: float, idle_s: float) -> float:

@@ -1,4 +1,4 @@
-"""All models of a server: a slot for each file and set of load options, room for a new one made by unloading idle ones.
+"""All models of a server: a slot for each file and set of load options. ``room`` says which of them are loaded.
 
 Owns the slots; belongs to the event loop.
 """
@@ -13,16 +13,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from barrel_inference.aio import AsyncModel
-from barrel_inference.config import ContextOpts, ServerOptions
-from barrel_inference.errors import OutOfMemoryError, QueueFullError
-from barrel_inference.registry import gguf
+from barrel_inference.config import ServerOptions
 from barrel_inference.server.failures import ShuttingDownError
 from barrel_inference.server.http import record
-from barrel_inference.server.models import fit
 from barrel_inference.server.models.admission import Gate
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.keepalive import FOREVER, Timers
 from barrel_inference.server.models.parameters import merge
+from barrel_inference.server.models.room import Room
 from barrel_inference.server.models.slot import NO_HINTS, Runtime, Slot
 from barrel_inference.worker.memory import MemoryReader
 
@@ -53,10 +51,9 @@ class Pool:
         self._options = options
         self._max_context = max_context
         self._defaults = defaults
-        self._memory = memory
         self._timers = timers
         self._slots: dict[str, Slot] = {}
-        self._changed = asyncio.Event()  # set whenever a slot falls idle or gives memory back
+        self._room = Room(memory, timers, self.slots, options.max_loaded_models)
         self._closing = False
 
     # ---- requests
@@ -80,6 +77,8 @@ class Pool:
         known = record.current()
         known.model, known.model_known = entry.name, True
         clock = self._timers.time
+        patience_s = self._options.queue_timeout_s
+        until = asyncio.get_running_loop().time() + patience_s if patience_s else None
         began, admitted, ready = clock(), None, None
         if not slot.in_use:
             slot.keep.forget()
@@ -87,7 +86,7 @@ class Pool:
         try:
             async with slot.gate.admit(known.client):
                 admitted = clock()
-                async with slot.use(wanted, hints) as model:
+                async with slot.use(wanted, hints, until) as model:
                     ready = clock()
                     yield Lease(model, entry, slot.n_ctx, ready - began)
         finally:  # whatever it did not come to has taken no time
@@ -96,8 +95,8 @@ class Pool:
             known.queued_s += admitted - began
             known.load_s += ready - admitted
             slot.keep.leave()
-            if not slot.keep.active:
-                self._changed.set()
+            if slot.is_idle:
+                self._room.changed.set()
 
     def context(self, entry: Entry, n_ctx: int | None = None) -> int:
         """What a request gets that wants ``n_ctx``: at most what the model was trained on, and max_context or what the
@@ -129,8 +128,8 @@ class Pool:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.drain_s):
                 while any(slot.keep.active for slot in self._slots.values()):
-                    self._changed.clear()
-                    await self._changed.wait()
+                    self._room.changed.clear()
+                    await self._room.changed.wait()
         for slot in self._slots.values():
             slot.keep.forget()
 
@@ -142,7 +141,17 @@ class Pool:
         if key not in self._slots:
             self._slots = {key: slot for key, slot in self._slots.items() if slot.in_use}
             self._slots[key] = self._new_slot(entry, options)
+        self._slots[key].names.add(entry.name)
+        self._give_up_older(entry)
         return self._slots[key]
+
+    def _give_up_older(self, entry: Entry) -> None:
+        """What this name meant before it was replaced goes once it is idle, unless another name still means it."""
+        for slot in self._slots.values():
+            if entry.name in slot.names and _version(slot.entry) != _version(entry):
+                slot.names.remove(entry.name)
+                if not slot.names:
+                    slot.keep.set(0.0)
 
     def _load_options(self, entry: Entry, embeddings: bool) -> dict[str, Any]:
         context: dict[str, Any] = {"n_seq_max": self._options.num_parallel}
@@ -166,80 +175,19 @@ class Pool:
             timers=self._timers,
             gate=Gate(options["context_opts"]["n_seq_max"], server.max_queue, server.queue_timeout_s),
             keep_s=FOREVER if keep_ms < 0 else keep_ms / 1000,
-            need=self._needed,
-            make_room=self._make_room,
-            freed=self._changed.set,
+            need=self._room.needed,
+            make_room=self._room.make,
+            freed=self._room.changed.set,
         )
 
     def _of(self, entry: Entry) -> list[Slot]:
         return [slot for slot in self._slots.values() if _same(slot.entry, entry)]
 
-    # ---- memory
-
-    async def _needed(self, slot: Slot, n_ctx: int) -> int:
-        """Bytes. Raises OutOfMemoryError for what this machine can never hold."""
-        needed = await self._need(slot, n_ctx)
-        if needed > self._memory.system().total * (1 - fit.RESERVE):
-            raise self._too_large(slot, needed)
-        return needed
-
-    async def _make_room(self, slot: Slot, needed: int) -> None:
-        """Reserve ``needed`` bytes. Unloads idle models, waits for busy ones, or raises OutOfMemoryError."""
-        try:
-            async with asyncio.timeout(self._options.queue_timeout_s or None):
-                while not self._reserve(slot, needed):
-                    await self._evict(slot, needed)
-        except TimeoutError:
-            raise QueueFullError(
-                f"server busy: no memory for model '{slot.entry.name}' became free", retry_after_s=60
-            ) from None
-
-    def _reserve(self, slot: Slot, needed: int) -> bool:
-        others = self._others(slot)
-        free = fit.headroom(self._memory.system(), sum(each.bytes for each in others))
-        if needed > free or self._too_many(others):
-            return False
-        slot.bytes = needed
-        return True
-
-    def _others(self, slot: Slot) -> list[Slot]:
-        return [each for each in self._slots.values() if each.bytes and each is not slot]
-
-    def _too_many(self, others: list[Slot]) -> bool:
-        return 0 < self._options.max_loaded_models <= len(others)
-
-    async def _evict(self, slot: Slot, needed: int) -> None:
-        """The least valuable idle model; or, while all are busy, wait until one is not."""
-        others = self._others(slot)
-        if idle := [each for each in others if not each.keep.active]:
-            now = self._timers.time()
-            await min(idle, key=lambda each: fit.value(each.load_s, now - each.keep.last_used)).unloaded()
-        elif others:
-            self._changed.clear()
-            await self._changed.wait()
-        else:
-            raise self._too_large(slot, needed)
-
-    def _too_large(self, slot: Slot, needed: int) -> OutOfMemoryError:
-        memory = self._memory.system()
-        return OutOfMemoryError(
-            f"model '{slot.entry.name}' needs {needed / 1e9:.1f} GB of memory; {memory.available / 1e9:.1f} of"
-            f" {memory.total / 1e9:.1f} GB are free",
-            needed=needed,
-            free=memory.available,
-        )
-
-    async def _need(self, slot: Slot, n_ctx: int) -> int:
-        if slot.entry.path is None:
-            return fit.WORKER_BYTES
-        info = await asyncio.to_thread(gguf.read, slot.entry.path)
-        given = slot.load["context_opts"]
-        context = ContextOpts()
-        per_token = fit.kv_bytes_per_token(
-            dict(info.metadata), given.get("type_k", context.type_k), given.get("type_v", context.type_v)
-        )
-        return fit.need(info.size_bytes, per_token, n_ctx, given["n_seq_max"])
-
 
 def _same(first: Entry, second: Entry) -> bool:
     return first.name == second.name or (first.path is not None and first.path == second.path)
+
+
+def _version(entry: Entry) -> tuple[str | None, dict[str, Any]]:
+    """Of what is loaded."""
+    return entry.digest or entry.path, entry.load

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from barrel_inference.aio import AsyncModel
-from barrel_inference.errors import BarrelError
+from barrel_inference.errors import BarrelError, InvalidModelError, QueueFullError
 from barrel_inference.server.models.admission import Gate
-from barrel_inference.server.models.catalog import Entry
+from barrel_inference.server.models.catalog import Entry, damaged
 from barrel_inference.server.models.keepalive import KeepAlive, Timers
 from barrel_inference.server.models.parameters import merge
 
@@ -52,6 +52,7 @@ class Slot:
     ) -> None:
         self.id = model_id
         self.entry = entry
+        self.names = {entry.name}  # that it is asked for by
         self.load = load
         self.gate = gate
         self.keep = KeepAlive(timers, keep_s, self.unload)
@@ -59,6 +60,7 @@ class Slot:
         self.n_ctx = 0
         self.bytes = 0  # of memory, reserved before the load
         self.load_s = 0.0
+        self.loaded_at = 0.0
         self._runtime = runtime
         self._timers = timers
         self._need = need
@@ -68,6 +70,8 @@ class Slot:
         self._unused = asyncio.Event()
         self._unused.set()
         self._change: asyncio.Task[None] | None = None
+        self._has_room = asyncio.Event()  # no change waits for others to make way
+        self._has_room.set()
         self._coming = 0  # the context that it is being loaded with
 
     @property
@@ -80,16 +84,29 @@ class Slot:
         """Loaded, about to be, or wanted."""
         return self.model is not None or self._change is not None or self.keep.active > 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Nobody uses it, or will before the gate is opened again."""
+        return not self.keep.active or not (self.gate.is_open or self.gate.running)
+
+    @property
+    def is_settled(self) -> bool:
+        """Loaded, and to stay so."""
+        return self.model is not None and self._change is None
+
     @asynccontextmanager
-    async def use(self, n_ctx: int, hints: Mapping[str, Any] = NO_HINTS) -> AsyncIterator[AsyncModel]:
+    async def use(
+        self, n_ctx: int, hints: Mapping[str, Any] = NO_HINTS, until: float | None = None
+    ) -> AsyncIterator[AsyncModel]:
         """The model with a context of at least ``n_ctx``, which stays as it is until the end. Raises what loading
-        raises. ``hints``: load options that count if it is loaded for this request, and are no reason to load again.
-        """
+        raises, and QueueFullError when there is no room for it at ``until``, on the loop's clock. ``hints``: load
+        options that count if it is loaded for this request, and are no reason to load again."""
         while self._change is not None or not self.loaded or self.n_ctx < n_ctx:
             if self._change is None:
                 self._coming = max(n_ctx, self.n_ctx)
+                self._has_room.clear()
                 self._begin(self._reload(self._coming, hints))
-            await self._changed(n_ctx)
+            await self._changed(n_ctx, until)
         assert self.model is not None
         self._using += 1
         self._unused.clear()
@@ -102,8 +119,9 @@ class Slot:
 
     def unload(self) -> None:
         """Begin to, unless a request came in the meantime."""
-        if self._change is None and self.model is not None and not self.keep.active:
-            self.keep.forget()
+        if self.is_settled and self.is_idle:
+            if not self.keep.active:  # else those who wait have said how long it is to be kept
+                self.keep.forget()
             self._begin(self._unload())
 
     async def unloaded(self) -> None:
@@ -118,12 +136,17 @@ class Slot:
         self._change = asyncio.create_task(self._run(change))
         self._change.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be waiting
 
-    async def _changed(self, n_ctx: int) -> None:
+    async def _changed(self, n_ctx: int, until: float | None) -> None:
         """Who needs less than what failed is not refused with it."""
         assert self._change is not None
-        needs_less = n_ctx < self._coming
+        change, needs_less = self._change, n_ctx < self._coming
         try:
-            await asyncio.shield(self._change)
+            async with asyncio.timeout_at(until):
+                await self._has_room.wait()
+        except TimeoutError:
+            raise no_room(self.entry) from None
+        try:
+            await asyncio.shield(change)
         except BarrelError:
             if not needs_less:
                 raise
@@ -138,15 +161,23 @@ class Slot:
             raise
         finally:
             self._change = None
+            self._has_room.set()
             if not self.keep.active:
                 self.keep.set(None)  # nobody waited for the end: the time begins now
 
     async def _reload(self, n_ctx: int, hints: Mapping[str, Any]) -> None:
         """With a larger context, once nobody uses the smaller one, which is not given up for what never fits."""
-        needed = await self._need(self, n_ctx)
-        await self._unused.wait()
-        await self._unload()
-        await self._make_room(self, needed)
+        try:
+            needed = await self._need(self, n_ctx)
+            await self._unused.wait()
+            await self._unload()
+            await self._make_room(self, needed)
+            self._has_room.set()
+            await self._load(n_ctx, hints)
+        except InvalidModelError as error:
+            raise damaged(self.entry, error) from error
+
+    async def _load(self, n_ctx: int, hints: Mapping[str, Any]) -> None:
         started = self._timers.time()
         try:
             self.model = await self._runtime.load_model(self.id, **self._options(n_ctx, hints))
@@ -154,7 +185,8 @@ class Slot:
             self._let_go()
             raise
         self.n_ctx = n_ctx
-        self.load_s = self._timers.time() - started
+        self.loaded_at = self._timers.time()
+        self.load_s = self.loaded_at - started
 
     def _options(self, n_ctx: int, hints: Mapping[str, Any]) -> dict[str, Any]:
         options = merge(merge(self.load, hints), {"context_opts": {"n_ctx": n_ctx}})
@@ -179,3 +211,7 @@ class Slot:
     def _let_go(self) -> None:
         self.bytes = 0
         self._freed()
+
+
+def no_room(entry: Entry) -> QueueFullError:
+    return QueueFullError(f"server busy: no memory for model '{entry.name}' became free", retry_after_s=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from starlette.requests import Request
@@ -32,7 +31,7 @@ class Housekeeping:
 
     async def edit(self, request: Request) -> Response:
         body = await read(request, wire.EditRequest)
-        manifest = await asyncio.to_thread(
+        manifest = await self._registry.aside(
             self._registry.edit,
             body.model,
             parameters=body.parameters,
@@ -45,7 +44,7 @@ class Housekeeping:
 
     async def gc(self, request: Request) -> Response:
         body = await read(request, wire.GcRequest, empty=b"{}")
-        removed = await asyncio.to_thread(self._registry.gc, dry_run=body.dry_run)
+        removed = await self._registry.aside(self._registry.gc, dry_run=body.dry_run)
         garbage = [wire.Garbage(each.kind, each.name, each.freed_bytes) for each in removed]
         freed = sum(each.freed_bytes for each in garbage)
         return answer(wire.Collected(garbage, freed, body.dry_run))

@@ -1,11 +1,10 @@
 """``/api/cache/export`` and ``/api/cache/import``: a warmed prompt as a file, from here and to here.
 
-Owns nothing; a file under way is in a directory of its own that ends with the request.
+Owns the threads that move the bytes; a file under way is in a directory of its own that ends with the request.
 """
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from barrel_inference.server.http.streaming import BYTES, Download
 from barrel_inference.server.native import wire
 from barrel_inference.server.native.models import prompt_of
 from barrel_inference.server.service import PLAIN, ModelService
+from barrel_inference.threads import Threads
 
 ROOM_FOR_HEADS = 1 << 20  # of an archive, beside what the tier may hold
 
@@ -35,6 +35,7 @@ class Shipping:
         self._service = service
         self._cache = cache
         self._tier = tier
+        self._threads = Threads(2, "shipping")
 
     def operations(self) -> list[Operation]:
         row = partial(Operation, "POST", failure=plain.failure)
@@ -61,33 +62,32 @@ class Shipping:
                     await self._cache.export(lease.model.id, await prompt(lease), file)
                 return file.open("rb")  # which outlives its name
 
-        return Download(work(), failure=plain.failure)
+        return Download(work(), self._threads, failure=plain.failure)
 
     async def import_(self, request: Request) -> Response:
         tier = request.query_params.get("tier") or self._tier
         most = self._cache.quota_bytes(tier) + ROOM_FOR_HEADS
         with tempfile.TemporaryDirectory(prefix="barrel-import-") as folder:
             file = Path(folder) / "archive"
-            await _receive(request, file, most)
+            await self._receive(request, file, most)
             moved = await self._cache.import_(file, tier=tier)
         return plain.answer(msgspec.convert(moved, wire.Imported, from_attributes=True))
 
-
-async def _receive(request: Request, file: Path, most: int) -> None:
-    """Raises TooLargeError as soon as it is known that there is more than ``most`` bytes."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > most:
-        if "expect" not in request.headers:  # else nothing comes before we ask for it
-            await discard(request.receive)
-        raise _too_large(most)
-    n_bytes = 0
-    with file.open("xb") as out:
-        async for block in request.stream():
-            n_bytes += len(block)
-            if n_bytes > most:
+    async def _receive(self, request: Request, file: Path, most: int) -> None:
+        """Raises TooLargeError as soon as it is known that there is more than ``most`` bytes."""
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > most:
+            if "expect" not in request.headers:  # else nothing comes before we ask for it
                 await discard(request.receive)
-                raise _too_large(most)
-            await asyncio.to_thread(out.write, block)
+            raise _too_large(most)
+        n_bytes = 0
+        with file.open("xb") as out:
+            async for block in request.stream():
+                n_bytes += len(block)
+                if n_bytes > most:
+                    await discard(request.receive)
+                    raise _too_large(most)
+                await self._threads.run(out.write, block)
 
 
 def _too_large(most: int) -> TooLargeError:

@@ -1,9 +1,8 @@
 """``/api/pull``, ``/api/push``, ``/api/create``, ``/api/copy``, ``/api/delete`` and ``/api/blobs``. Owns nothing; the
-registry is asked from threads where it may wait for the disk."""
+registry is asked on threads of its own where it may wait for the disk."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -79,19 +78,19 @@ class Installing:
         body = await read(request, wire.CopyRequest)
         for what, name in (("source", body.source), ("destination", body.destination)):
             _check_name(name, f'{what} "{name[:120]}" is invalid')
-        await asyncio.to_thread(self._registry.copy, body.source, body.destination)
+        await self._registry.aside(self._registry.copy, body.source, body.destination)
         return Response()
 
     async def delete(self, request: Request) -> Response:
         body = await read(request, wire.Named)
         name = model_name(body, 'name "" is invalid')
         _check_name(name, f'name "{name[:120]}" is invalid')
-        await asyncio.to_thread(self._registry.remove, name)
+        await self._registry.aside(self._registry.remove, name)
         return Response()
 
     async def has_blob(self, request: Request) -> Response:
         digest = parse_digest(request.path_params["digest"])
-        return Response(status_code=200 if await asyncio.to_thread(self._registry.has_blob, digest) else 404)
+        return Response(status_code=200 if await self._registry.aside(self._registry.has_blob, digest) else 404)
 
     async def receive_blob(self, request: Request) -> Response:
         created = await self._registry.receive_blob(request.path_params["digest"], request.stream())

@@ -14,12 +14,12 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from barrel_inference.errors import InvalidNameError
+from barrel_inference.errors import InvalidModelError, InvalidNameError
 from barrel_inference.registry import gguf
 from barrel_inference.registry.modelfile.parameters import format_parameter
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.plain import answer
-from barrel_inference.server.models.catalog import Catalog, Entry
+from barrel_inference.server.models.catalog import Catalog, Entry, damaged
 from barrel_inference.server.models.pool import Pool
 from barrel_inference.server.models.slot import Slot
 from barrel_inference.server.ollama import wire
@@ -67,7 +67,10 @@ class Listing:
     async def show(self, request: Request) -> Response:
         body = await read(request, wire.ShowRequest)
         entry = self._catalog.resolve(model_name(body, "model is required"))
-        info = None if entry.path is None else await asyncio.to_thread(gguf.read, entry.path)
+        try:
+            info = None if entry.path is None else await asyncio.to_thread(gguf.read, entry.path)
+        except InvalidModelError as error:
+            raise damaged(entry, error) from None
         shown = _shown(entry, body, info)
         if request.headers.get("user-agent", "").startswith("GitHubCopilotChat/"):
             shown.model_info["general.basename"] = model_name(body)

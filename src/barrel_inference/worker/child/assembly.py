@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from barrel_inference.config import LoadOptions
 from barrel_inference.engine.backend import Backend
@@ -58,12 +60,13 @@ def assemble(options: LoadOptions, send: Send) -> Assembly:
     engine = Engine(backend, store, options, Outbox(send, completed=completed, flushed=reporter.news))
     facts = Facts(options, backend, store, engine)
     reporter.start(facts.counters)
+    structured = Structured(backend)
     preparer = Preparer(
         backend,
         store,
         exact=options.exact,
         tokenise=prompts.tokenise,
-        constrain=Structured(backend).mask,
+        constrain=structured.mask,
         text_stream=lambda request: IncrementalText(backend, request.stop, keep_special=request.keep_special),
         clock=time.monotonic,
     )
@@ -76,5 +79,9 @@ def assemble(options: LoadOptions, send: Send) -> Assembly:
             prompts.completed(request.id, None)
             raise
 
-    intake = Intake(engine, send, prepare=prepare, answer=Calls(backend, engine, store).answer)
+    def compiling(request: Request) -> Future[Any] | None:
+        return structured.compiling(request.constraint) if request.constraint else None
+
+    calls = Calls(backend, engine, store)
+    intake = Intake(engine, send, prepare=prepare, await_first=compiling, answer=calls.answer)
     return Assembly(backend, store, engine, intake, reporter, facts)

@@ -78,8 +78,14 @@ def _fixed_facts(options: LoadOptions, backend: Backend, store: Checkpoints) -> 
         bos_token=info.bos_token,
         eos_token=info.eos_token,
         warnings=warnings,
-        loader=msgspec.to_builtins(options.model_opts),
+        loader={**msgspec.to_builtins(options.model_opts), **_given_markers(options)},
     )
+
+
+def _given_markers(options: LoadOptions) -> dict[str, tuple[str, str]]:
+    """Those that take the place of what the chat template shows; the runtime's side makes the prompts."""
+    given = {"tool_call_markers": options.tool_call_markers, "thinking_markers": options.thinking_markers}
+    return {name: markers for name, markers in given.items() if markers is not None}
 
 
 def _markers(backend: Backend) -> frozenset[str]:

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class Intake:
-    """``prepare`` and ``answer`` may raise BarrelError; ``answer`` may return a Future."""
+    """``prepare`` and ``answer`` may raise BarrelError; ``answer`` may return a Future. ``await_first`` says what a
+    request needs before it can be prepared: meanwhile others are."""
 
     def __init__(
         self,
@@ -34,11 +35,13 @@ class Intake:
         send: Send,
         *,
         prepare: Callable[[Request], Generation],
+        await_first: Callable[[Request], Future[Any] | None] = lambda request: None,
         answer: Callable[[str, dict[str, Any]], Any],
     ) -> None:
         self._engine = engine
         self._send = send
         self._prepare = prepare
+        self._await_first = await_first
         self._answer = answer
         self._queue: queue.SimpleQueue[Request | Call] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -72,6 +75,9 @@ class Intake:
 
     def _take(self, request: Request) -> None:
         try:
+            if (first := self._await_first(request)) is not None:
+                first.add_done_callback(lambda _: self._queue.put(request))
+                return
             generation = self._prepare(request)
         except Exception as error:
             self._forget(request.id)
