@@ -29,6 +29,7 @@ BarrelError                     internal
 │   ├── DecodeError             decode_failed
 │   └── WorkerDiedError         worker_died
 ├── CacheError                  cache_error           export, import, pin
+│   └── NotStoredError          not_stored            nothing of the prompt is there
 ├── UnreachableError            unreachable           no server answers
 ├── ListenError                 cannot_listen         another process has the address
 └── RegistryError               registry_error
@@ -205,6 +206,10 @@ class WorkerDiedError(RequestError):
 
 class CacheError(BarrelError):
     code = "cache_error"
+
+
+class NotStoredError(CacheError):
+    code = "not_stored"
 
 
 class UnreachableError(BarrelError):

@@ -256,6 +256,7 @@ class CacheStats(Value, frozen=True):
     tiers: tuple[TierInfo, ...] = ()
     counters: dict[str, float] = {}
     by_model: dict[str, dict[str, float]] = {}
+    by_tier: dict[str, dict[str, dict[str, float]]] = {}  # by tier and model ("": of none that was loaded here)
 
 
 class CacheLookup(Value, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import resource
 import socket
@@ -82,6 +83,25 @@ def test_while_it_is_generated(server: RunningServer, path: str, stream: bool) -
             client.recv(100)
     until(lambda: gate_running(server, "slow") == 0)
     until(lambda: engine_running(server, "slow") == 0)
+
+
+def test_it_is_told_as_499_where_nothing_was_answered(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    def statuses() -> list[int]:
+        lines = [json.loads(each.getMessage()) for each in caplog.records if each.name == "barrel_inference.requests"]
+        return [line["status"] for line in lines if line.get("disconnected")]
+
+    counted = 'barrel_requests_total{method="POST",route="/api/generate",status="499"}'
+    with caplog.at_level(logging.INFO, "barrel_inference.requests"):
+        body = {"model": "slow", "prompt": "hi", "options": LONG}
+        with connect(server, "/api/generate", {**body, "stream": False}):
+            until(lambda: engine_running(server, "slow") == 1)
+        until(lambda: statuses() == [499])
+        with connect(server, "/api/generate", body) as client:
+            client.recv(100)
+        until(lambda: statuses() == [499, 200])
+    text = server.request("GET", "/metrics")[1]
+    assert counted in text
+    assert 'status="0"' not in text
 
 
 @pytest.mark.parametrize("model", ["slow", "narrow", "ahead"])

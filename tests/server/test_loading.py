@@ -12,9 +12,13 @@ import pytest
 from barrel_inference.config import ServerOptions
 from barrel_inference.errors import ModelNotFoundError, PullError
 from barrel_inference.server.models.catalog import Entry
+from barrel_inference.server.models.parameters import translate
+from barrel_inference.server.models.pool import Pool
 from barrel_inference.server.service import ModelService
 from tests.registry.weights import model
+from tests.server.fakes import FakeRuntime, FakeTimers
 from tests.server.harness import STUB, RunningServer
+from tests.support.memory import FakeMemory
 from tests.support.waiting import until
 
 CHAT = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -72,6 +76,31 @@ async def test_an_unknown_model_is_pulled_only_when_wanted() -> None:
         await service.find("missing")
     with pytest.raises(PullError):
         await service.find("broken")
+
+
+class One:
+    """A catalogue of one model."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+    def resolve(self, name: str) -> Entry:
+        return self.entry
+
+    def list(self) -> list[Entry]:
+        return [self.entry]
+
+
+async def test_load_options_of_a_request_leave_the_models_own_as_they_are() -> None:
+    parameters = {"num_gpu": 99, "num_thread": 2, "use_mmap": False}
+    runtime, memory = FakeRuntime(), FakeMemory(total=64 << 30, available=64 << 30)
+    pool = Pool(runtime, ServerOptions(), memory=memory, timers=FakeTimers(), max_context=4096)
+    service = ModelService(One(Entry(name="a:latest", parameters=parameters)), pool, ServerOptions())
+    await service.load("a", translate({"num_thread": 3, "num_batch": 64}))
+    ((_, options),) = runtime.loads
+    assert options["model_opts"] == {"n_gpu_layers": 99, "use_mmap": False}
+    context = options["context_opts"]
+    assert (context["n_threads"], context["n_batch"]) == (3, 64)
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages"])

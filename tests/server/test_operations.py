@@ -34,6 +34,11 @@ def test_health(server: RunningServer) -> None:
     assert server.request("GET", "/health/ready")[0] == 200
 
 
+def test_who_asks_how_many_are_active_is_none_of_them(server: RunningServer) -> None:
+    until(lambda: server.request("GET", "/health")[1]["requests_active"] == 0)
+    until(lambda: samples(server)["barrel_requests_active", ()] == 0)
+
+
 def test_metrics_count_requests_tokens_and_the_cache(server: RunningServer) -> None:
     before = samples(server)
     assert server.post("/api/generate", ASK)[0] == 200
@@ -45,6 +50,7 @@ def test_metrics_count_requests_tokens_and_the_cache(server: RunningServer) -> N
     assert now["barrel_tokens_total", tokens] == before.get(("barrel_tokens_total", tokens), 0) + 4
     assert now["barrel_model_loaded", ("model=stub:latest",)] == 1
     until(lambda: samples(server)["barrel_kv_lookups_total", ("model=stub:latest",)] >= 1)  # workers report a bit later
+    assert ("barrel_kv_saves_cold_total", ("model=stub:latest", "tier=store")) in samples(server)
     assert any(name == "barrel_tier_used_bytes" for name, _ in now)
     assert not any("made-up-name" in label for _, labels in now for label in labels)
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from barrel_inference import tally
 from barrel_inference.aio.params import Prompt, StrPath, check_prompt, check_seconds, check_text
-from barrel_inference.aio.tiers import Tiers
+from barrel_inference.aio.tiers import AUTOMATIC, Tiers
 from barrel_inference.errors import TierUnknownError
 from barrel_inference.kvcache.tier import Tier
 from barrel_inference.options import nearest
@@ -33,21 +34,37 @@ class AsyncCache:
         tiers: Tiers,
         model: Callable[[str], AsyncModel],
         counters: Callable[[], dict[str, dict[str, float]]],
+        model_of: Callable[[str], str],
     ) -> None:
+        """``counters``: of each model, flat (see tally); ``model_of`` a namespace: its name, or nothing."""
         self._tiers = tiers
         self._model = model
         self._counters = counters
+        self._model_of = model_of
         self._threads = Threads(2, "cache")  # for what reads all that is stored
 
     async def stats(self) -> CacheStats:
-        """Tiers as they are now; counters since the runtime's start, summed and by model."""
-        by_model = self._counters()
+        """Tiers as they are now; counters since the runtime's start, summed, by model, and by tier and model."""
+        by_model: dict[str, dict[str, float]] = {}
+        by_tier = self._evicted()
         total: dict[str, float] = dict(self._tiers.janitor.counters)
-        for counters in by_model.values():
-            for name, value in counters.items():
+        for model, counters in self._counters().items():
+            by_model[model], parts = tally.split(counters)
+            for tier, part in parts.items():
+                of_model = by_tier.setdefault(tier, {}).setdefault(model, {})
+                of_model.update(part)
+            for name, value in by_model[model].items():
                 total[name] = total.get(name, 0.0) + value
         tiers = await asyncio.to_thread(self._tiers.infos)
-        return CacheStats(tiers=tuple(tiers), counters=total, by_model=by_model)
+        return CacheStats(tiers=tuple(tiers), counters=total, by_model=by_model, by_tier=by_tier)
+
+    def _evicted(self) -> dict[str, dict[str, dict[str, float]]]:
+        """By tier, model and name."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for (tier, namespace, name), n in dict(self._tiers.janitor.evicted).items():
+            counters = found.setdefault(tier, {}).setdefault(self._model_of(namespace), {})
+            counters[name] = counters.get(name, 0.0) + n
+        return found
 
     async def namespaces(self) -> list[NamespaceStats]:
         """What each model holds in each tier; loaded or not."""
@@ -97,8 +114,14 @@ class AsyncCache:
         """Put an exported file's objects into a tier (the automatic one). Raises CacheError."""
         from barrel_inference.kvcache.admin import archive
 
-        (target,) = self._chosen(tier) if tier is not None else [self._tiers.automatic()]
-        return await self._threads.run(archive.import_file, Path(file), target)
+        return await self._threads.run(archive.import_file, Path(file), self._target(tier))
+
+    def quota_bytes(self, tier: str | None = None) -> int:
+        """The most that a tier (the automatic one) may hold, and so that can be imported into it."""
+        return self._target(tier).quota.limit_bytes
+
+    def _target(self, tier: str | None) -> Tier:
+        return self._tiers.automatic() if tier in (None, AUTOMATIC) else self._chosen(tier)[0]
 
     def _chosen(self, name: str | None) -> list[Tier]:
         tiers = self._tiers.all()

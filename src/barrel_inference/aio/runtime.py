@@ -24,6 +24,7 @@ from barrel_inference.aio.tiers import Tiers, tier_info
 from barrel_inference.config import LoadArguments, RuntimeConfig, TierSpec
 from barrel_inference.errors import AlreadyLoadedError, ConfigError, NotLoadedError
 from barrel_inference.kvcache.admin import pressure
+from barrel_inference.kvcache.tier import NS_HEX
 from barrel_inference.options import build, nearest, users_own
 from barrel_inference.threads import alone
 from barrel_inference.types import Completion, ModelInfo, TierInfo, TierKind
@@ -74,7 +75,8 @@ class AsyncRuntime:
         self._models: dict[str, _Loaded | None] = {}  # None: being loaded
         self._past: dict[str, dict[str, float]] = {}  # counters of the models that were unloaded
         self._unloading: dict[Supervisor, asyncio.Task[None]] = {}
-        self.cache = AsyncCache(self._tiers, self.model, self._counters)
+        self.cache = AsyncCache(self._tiers, self.model, self._counters, self._model_of)
+        self._namespaces: dict[str, str] = {}  # of the models that were loaded
         self._loop: asyncio.AbstractEventLoop | None = None  # once it has started
         self._made = 0  # the highest number of an automatic id
         self._closed = False
@@ -128,6 +130,8 @@ class AsyncRuntime:
                 files = [] if path is None else [path, *(Path(lora) for lora, _ in arguments.lora)]
                 held.enter_context(await self._registry.hold(*files))
                 supervisor = await self._start_worker(model_id, arguments, path, on_progress)
+                if namespace := supervisor.info().namespace:
+                    self._namespaces[namespace[:NS_HEX]] = model_id
                 self._models[model_id] = _Loaded(AsyncModel(supervisor), supervisor, held.pop_all())
                 self._made = max(self._made, number)
         finally:
@@ -246,6 +250,10 @@ class AsyncRuntime:
             model_id = supervisor.options.id
             found[model_id] = summed(found.get(model_id, {}), supervisor.counters())
         return found
+
+    def _model_of(self, namespace: str) -> str:
+        """One of those that share it."""
+        return self._namespaces.get(namespace, "")
 
     def _observe(self, message: Progress | NeedRoom | Touched, on_progress: OnProgress | None) -> None:
         match message:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +25,7 @@ from barrel_inference.kvcache.record import (
     short,
 )
 from barrel_inference.kvcache.tier import Tier
+from barrel_inference.tally import Tally
 
 RACY_NS = 50_000_000  # a folder's mtime is no proof when it is younger than a clock tick or so
 FIRST_READ = 4096
@@ -138,7 +138,7 @@ class Store:
     def __init__(self, tiers: Sequence[Tier], save_tier: Tier | None, namespace: bytes, shape: Shape) -> None:
         self.namespace, self.shape = namespace, shape
         self.tiers, self.save_tier = tuple(tiers), save_tier
-        self.counters: Counter[str] = Counter()
+        self.counters = Tally()
         self.lock = threading.RLock()
         self._pending: set[Name] = set()
         self.folder = namespace.hex()
@@ -195,7 +195,7 @@ class Store:
             index.discard(name)
             if corrupt:
                 index.ban(name)
-                self.counters["corrupt"] += 1
+                self.counters.count("corrupt", tier.name)
             else:
                 index.refresh_all()  # where one is gone, more may be
         if corrupt:

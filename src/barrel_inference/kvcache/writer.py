@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ from barrel_inference.kvcache.reader import Memory
 from barrel_inference.kvcache.record import Name, ObjectKind, Provenance, Record, encode, payload_hash
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import NoRoomError, Tier
+from barrel_inference.tally import Tally
 from barrel_inference.trouble import Trouble
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Writer:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.memory = Memory(queue_bytes)
-        self.counters: defaultdict[str, float] = defaultdict(float)
+        self.counters = Tally()
         self.is_accepted = True  # the tier took the last object
         self._store, self._tier, self._layout = store, tier, layout
         self._need_room, self._is_reading, self._wall_clock = need_room, is_reading, wall_clock
@@ -94,7 +95,7 @@ class Writer:
 
     def drop(self, n_objects: int) -> None:
         """There was no memory to copy them into."""
-        self.counters["drops"] += n_objects
+        self._count("drops", n_objects)
 
     def room(self) -> None:
         with self._changed:
@@ -119,6 +120,9 @@ class Writer:
             self._changed.notify_all()
         self._thread.join()
 
+    def _count(self, name: str, n: float) -> None:
+        self.counters.count(name, self._tier.name, n)
+
     def _is_idle(self) -> bool:
         return self._writing is None and not self._queue
 
@@ -130,7 +134,7 @@ class Writer:
                 self._write(capture)
             except Exception:  # the thread must outlive anything that one capture does
                 logger.exception("a capture could not be saved")
-                self.counters["save_errors"] += 1
+                self._count("save_errors", 1)
             finally:
                 for item in capture.items:
                     self._store.dropped(item.name)
@@ -167,19 +171,19 @@ class Writer:
             written = self._put_with_room(item.name, parts)
         except NoRoomError:
             self.is_accepted = False
-            self.counters["drops"] += 1
+            self._count("drops", 1)
         except OSError as error:
             self._trouble.tell("saving to tier %s failed: %s", self._tier.name, error)
             self.is_accepted = False
-            self.counters["save_errors"] += 1
+            self._count("save_errors", 1)
         else:
             self._trouble.is_over()
             self.is_accepted = True
             self._store.saved(item.name, record, was_written=written)
             if written:
-                self.counters[f"saves_{reason}"] += 1
-                self.counters["saved_bytes"] += len(parts[0]) + record.payload_bytes
-                self.counters["saved_tokens"] += record.count if item.kind in ("block", "tail") else 0
+                self._count(f"saves_{reason}", 1)
+                self._count("saved_bytes", len(parts[0]) + record.payload_bytes)
+                self._count("saved_tokens", record.count if item.kind in ("block", "tail") else 0)
 
     def _put_with_room(self, name: Name, parts: list[memoryview | bytes]) -> bool:
         try:

@@ -31,13 +31,25 @@ from barrel_inference.registry.modelfile import (
     loader_options,
     parse,
 )
-from barrel_inference.registry.names import ModelName, is_path, parse_digest, parse_spec
+from barrel_inference.registry.names import ModelName, is_path, is_weights_path, parse_digest, parse_spec
 from barrel_inference.registry.pull import describe_model, lay_out, policy
 from barrel_inference.registry.sources import Artifact
 from barrel_inference.registry.sources.file import holds_weights, model_files
 from barrel_inference.registry.store import Ground
 
 PullBase = Callable[[str], Awaitable[None]]
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """A FROM that somebody else knows: its weights, as a path or an installed name, and what it says below all that the
+    Modelfile says."""
+
+    weights: str
+    says: Modelfile
+
+
+def _nobody(source: str) -> Known | None:
+    return None
 
 
 class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,13 +71,14 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     quantize: str | None = None
     directory: str | None = None
     insecure: bool = False
+    known: Callable[[str], Known | None] = _nobody  # asked about each FROM before anybody else is
 
 
 async def create(
     ground: Ground, name: ModelName, request: CreateRequest, pull_base: PullBase, status: OnStatus
 ) -> Manifest:
     """Install ``name``; ``pull_base`` fetches a FROM that is not here. Raises before anything is written."""
-    modelfile = merge(request)
+    modelfile = _over_known(merge(request), request.known)
     for warning in modelfile.warnings:
         status({"status": f"warning: {warning}"})
     async with Installation(ground, status) as installation, Network(policy(ground, request.insecure)) as network:
@@ -103,6 +116,19 @@ def merge(request: CreateRequest) -> Modelfile:
     )
     _check_template(request, merged)
     return merged
+
+
+def _over_known(modelfile: Modelfile, known: Callable[[str], Known | None]) -> Modelfile:
+    for says in [found.says for source in modelfile.sources if (found := known(source)) is not None]:
+        modelfile = msgspec.structs.replace(
+            modelfile,
+            parameters={**says.parameters, **modelfile.parameters},
+            system=says.system if modelfile.system is None else modelfile.system,
+            template=says.template if modelfile.template is None else modelfile.template,
+            messages=modelfile.messages or says.messages,
+            license=modelfile.license or says.license,
+        )
+    return modelfile
 
 
 def _check_template(request: CreateRequest, merged: Modelfile) -> None:
@@ -184,11 +210,19 @@ class _Builder:
         return msgspec.structs.replace(manifest, projector=projectors[0].as_file()) if projectors else manifest
 
     async def _base(self, source: str) -> _Base:
+        if (known := self._request.known(source)) is not None:
+            return await self._known(known.weights)
         if source.startswith(("@", "sha256:", "sha256-")):
             return _Base(files=(await self._blob(source),))
         if paths := self._paths(source):
             return _Base(files=tuple([await self._local(path) for path in paths]))
         return _Base(manifest=await self._model(source))
+
+    async def _known(self, weights: str) -> _Base:
+        path = absolute(Path(weights))
+        if is_weights_path(weights) or path.is_file():
+            return _Base(files=tuple([await self._local(part) for part in model_files(path)]))
+        return _Base(manifest=await self._held(self._ground.store.resolve(weights)))
 
     async def _weights(self, text: str) -> Brought:
         """An adapter: a blob or a file."""
@@ -216,6 +250,9 @@ class _Builder:
         except ModelNotFoundError:
             await self._pull_base(text)
             manifest = self._ground.store.resolve(text)
+        return await self._held(manifest)
+
+    async def _held(self, manifest: Manifest) -> Manifest:
         for file in manifest.files:
             inside = Path(file.blob_path).is_relative_to(self._ground.root.path)
             if inside and await self._installation.claim(file.digest) is None:

@@ -38,6 +38,7 @@ from barrel_inference.server.native import wire
 from barrel_inference.server.native.housekeeping import Housekeeping
 from barrel_inference.server.native.models import Asking
 from barrel_inference.server.native.operations import Operating
+from barrel_inference.server.native.shipping import Shipping
 from barrel_inference.server.ollama import routes as ollama
 from barrel_inference.server.ollama.installing import check_source
 from barrel_inference.server.openai import routes as openai
@@ -81,12 +82,13 @@ class Server:
             memory=PsutilMemory(),
             timers=asyncio.get_running_loop(),
             max_context=config.registry.max_context_size,
-            defaults=_save_tier(config),
+            defaults=_save_options(config),
         )
         pull = self._pull if options.auto_pull and registry is not None else None
         self.service = ModelService(catalog, self.pool, options, pull)
         self.metrics = Metrics()
         self._cache = runtime.cache
+        self._save_tier = config.tiers[0].name if config.tiers else None
         self._active = 0
         self._under_way = UnderWay()
         self._state = "starting"
@@ -130,6 +132,7 @@ class Server:
             header="anthropic-version",
         )
         found += Asking(self.service, self._cache).operations()
+        found += Shipping(self.service, self._cache, self._save_tier).operations()
         found += Housekeeping(self._registry).operations() if self._registry is not None else []
         found += Operating(
             self._health, self._metrics_text, lambda: self.operations, lambda path: _dialect(path).error
@@ -147,7 +150,7 @@ class Server:
             max_bytes=options.max_body_bytes,
             pause_s=options.read_timeout_s,
             failure_of=_failure_of,
-            unlimited=("/api/blobs/",),
+            unlimited=("/api/blobs/", "/api/cache/import"),
         )
         access = Access(
             keys=auth.Keys(options.api_keys),
@@ -176,7 +179,11 @@ class Server:
 
     def _health(self) -> wire.Health:
         loaded = len(self.pool.loaded())
-        return wire.Health(status=self._state, models_loaded=loaded, requests_active=self._active)
+        return wire.Health(status=self._state, models_loaded=loaded, requests_active=self._others())
+
+    def _others(self) -> int:
+        """Requests under way beside the one that asks for their number."""
+        return self._active - 1
 
     def _begun(self) -> None:
         self._active += 1
@@ -188,7 +195,7 @@ class Server:
 
     async def _metrics_text(self) -> bytes:
         stats = await self._cache.stats()
-        now = [Sample("requests_active", "Requests under way", self._active)]
+        now = [Sample("requests_active", "Requests under way", self._others())]
         pulls = () if self._registry is None else samples.of_pulls(self._registry)
         return self.metrics.text([*now, *samples.of_models(self.pool.slots()), *samples.of_cache(stats), *pulls])
 
@@ -201,7 +208,7 @@ def _failure_of(path: str) -> Failure:
     return _dialect(path).failure
 
 
-def _save_tier(config: RuntimeConfig) -> dict[str, Any]:
+def _save_options(config: RuntimeConfig) -> dict[str, Any]:
     """Load options: what is read is kept in the first tier of the configuration, so that it outlives the server."""
     return {"tier": config.tiers[0].kind, "tier_srv": config.tiers[0].name} if config.tiers else {}
 

@@ -28,6 +28,7 @@ _STATUS = {
     "forbidden": 403,
     "model_not_found": 404,
     "not_found": 404,
+    "not_stored": 404,
     "not_loaded": 503,  # any more: models are loaded by asking for them
     "method_not_allowed": 405,
     "already_loaded": 409,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import product
 
 from barrel_inference.registry import Registry
 from barrel_inference.server.http.metrics import Sample
 from barrel_inference.server.models.slot import Slot
+from barrel_inference.tally import BY_TIER
 from barrel_inference.types import CacheStats
+
+SEE = "See docs/kv-cache.md"
 
 
 def of_models(slots: Iterable[Slot]) -> Iterator[Sample]:
@@ -33,13 +37,25 @@ def of_cache(stats: CacheStats) -> Iterator[Sample]:
         yield Sample("tier_used_bytes", "Bytes that a tier holds", tier.used_bytes, labels)
         yield Sample("tier_quota_bytes", "Bytes that a tier may hold", tier.quota_bytes, labels)
         yield Sample("tier_objects", "Objects that a tier holds", tier.objects, labels)
+    yield from _counters(stats, sorted({tier.name for tier in stats.tiers} | set(stats.by_tier)))
+
+
+def _counters(stats: CacheStats, tiers: list[str]) -> Iterator[Sample]:
+    labels_instead = BY_TIER | {f"restored_tokens_{tier}" for tier in tiers}
     for model, counters in stats.by_model.items():
-        for name, value in counters.items():
-            yield Sample(f"kv_{name}", "See docs/kv-cache.md", value, (("model", model),), counter=True)
-    of_models_together = {name for counters in stats.by_model.values() for name in counters}
-    for name, value in stats.counters.items():
-        if name not in of_models_together:
-            yield Sample(f"kv_{name}", "Of the janitor; see docs/kv-cache.md", value, counter=True)
+        for name in sorted(counters.keys() - labels_instead):
+            yield Sample(f"kv_{name}", SEE, counters[name], (("model", model),), counter=True)
+        for name, tier in product(sorted(counters.keys() & BY_TIER), tiers):
+            if name not in stats.by_tier.get(tier, {}).get(model, {}):
+                yield _of_tier(name, model, tier, 0.0)  # from the start, so that its first growth is seen
+    for tier, models in stats.by_tier.items():
+        for model, counters in models.items():
+            for name, value in counters.items():
+                yield _of_tier(name if name in BY_TIER else f"{name}_by_tier", model, tier, value)
+
+
+def _of_tier(name: str, model: str, tier: str, value: float) -> Sample:
+    return Sample(f"kv_{name}", SEE, value, (("model", model), ("tier", tier)), counter=True)
 
 
 def of_pulls(registry: Registry) -> Iterator[Sample]:

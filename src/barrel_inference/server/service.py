@@ -168,6 +168,8 @@ class ModelService:
             keep_s=keep_s,
             embeddings=entry.embedding or task == "embed",
         ) as lease:
+            if wish.n_ctx and wish.n_ctx > lease.n_ctx:
+                record.current().capped["num_ctx"] = lease.n_ctx
             yield lease
 
     async def load(self, name: str, wish: Parameters = PLAIN, keep_alive: KeepAlive = None) -> None:

@@ -59,6 +59,20 @@ def test_a_tier_is_brought_from_the_high_to_the_low_mark_leaves_first(tmp_path: 
     assert janitor.counters["evictions_quota"] == 6
 
 
+def test_evictions_are_counted_by_tier_and_namespace(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path, quota_bytes=100 * PAGE))
+    fill(tier, 50)
+    fill(tier, 50, namespace="cd" * 16, parent=1000)
+    janitor = Janitor(NO_FLOOR)
+    janitor.add_tier(tier)
+    janitor.run_once()
+    evicted = {key: n for key, n in janitor.evicted.items() if key[2] == "evictions_quota"}
+    assert {key[:2] for key in evicted} <= {("disk", "ab" * 16), ("disk", "cd" * 16)}
+    assert sum(evicted.values()) == janitor.counters["evictions_quota"] == 10
+    n_bytes = sum(n for key, n in janitor.evicted.items() if key[2] == "evicted_bytes")
+    assert n_bytes == janitor.counters["evicted_bytes"] == 10 * PAGE
+
+
 def test_room_is_made_on_request_and_answered(tmp_path: Path) -> None:
     tier = Tier(spec(tmp_path, quota_bytes=20 * PAGE))
     fill(tier, 20)

@@ -168,7 +168,7 @@ def parameters() -> st.SearchStrategy[dict[str, Any]]:
 
 def values_of(parameter: Parameter) -> st.SearchStrategy[Any]:
     if parameter.least is not None:
-        return st.integers(parameter.least, 2**62)
+        return st.integers(parameter.least, parameter.most)
     return PARAMETER_VALUES.get(parameter.kind, st.sampled_from(parameter.kind.split("|")))
 
 
@@ -219,7 +219,8 @@ def test_json_values(name: str, given_value: Any, value: Any) -> None:
     [("temperature", "1"), ("temperature", True), ("num_ctx", 1.5), ("stop", [1]), ("use_mmap", 1), ("nope", 1)]
     + [("temperature", value) for value in (float("nan"), float("inf"), 10**400)]
     + [("seed", value) for value in (float("nan"), float("-inf"), 1 << 63, 1e300)]
-    + [("stop", ["\udcff"]), ("stop", "\ud800"), ("num_batch", 0), ("num_parallel", -1)],
+    + [("stop", ["\udcff"]), ("stop", "\ud800"), ("num_batch", 0), ("num_parallel", -1), ("num_thread", -3)]
+    + [("num_batch", 1 << 30), ("main_gpu", 16)],
 )
 def test_json_values_of_the_wrong_type(name: str, value: Any) -> None:
     with pytest.raises(ModelfileError):

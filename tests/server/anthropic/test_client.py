@@ -174,6 +174,21 @@ def test_a_model_that_cannot_think_says_so_in_the_head(client: Any) -> None:
     assert text_of(raw.parse())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_citations_are_not_made_and_the_head_says_so(client: Any, stream: bool) -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "The sky is blue."}
+
+    def ask(enabled: bool) -> Any:
+        document = {"type": "document", "source": source, "citations": {"enabled": enabled}}
+        nested = {"type": "search_result", "source": "s", "title": "t", "content": [], "citations": {"enabled": False}}
+        said = [{"role": "user", "content": [document, nested, {"type": "text", "text": "Why?"}]}]
+        raw = client.messages.with_raw_response.create(**{**ASK, "messages": said}, stream=stream)
+        list(raw.parse()) if stream else raw.parse()
+        return raw.headers.get("x-ignored-options")
+
+    assert (ask(True), ask(False)) == ("citations", None)
+
+
 # ---- tools and forms
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,33 @@ def test_a_file_that_cannot_be_read_is_for_the_load_to_refuse(tmp_path: Path, co
     path = tmp_path / "m.gguf"
     if content is not None:
         path.write_bytes(content)
-    assert _entry(path) == Entry(name="m:latest", path=str(path))
+    assert _entry(path) == Entry(name="m:latest", path=str(path), modified_at=_entry(path).modified_at)
+
+
+class Installed:
+    """What a registry has."""
+
+    def __init__(self, *entries: Entry) -> None:
+        self._entries = entries
+
+    def resolve(self, name: str) -> Entry:
+        raise ModelNotFoundError("no")
+
+    def list(self) -> list[Entry]:
+        return list(self._entries)
+
+
+def test_the_newest_come_first_wherever_they_are_from(weights: Path) -> None:
+    os.utime(weights, (1000, 1000))
+    rest = Installed(
+        Entry(name="new:latest", modified_at="2030-01-01T00:00:00Z"),
+        Entry(name="middle:latest", modified_at="1970-01-01T02:00:00+00:00"),
+        Entry(name="old:latest", modified_at="1970-01-01T00:00:01.5Z"),
+    )
+    models: dict[str, Any] = {"file": {"model_path": str(weights)}, "none": {"backend": "stub"}}
+    found = Configured(models, rest, now=lambda: 1_000_000_000.0).list()
+    assert [entry.name.removesuffix(":latest") for entry in found] == ["new", "none", "middle", "file", "old"]
+    assert found[1].modified_at == "2001-09-09T01:46:40Z"
 
 
 def test_a_name_that_nobody_knows() -> None:

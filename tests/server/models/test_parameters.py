@@ -9,7 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from barrel_inference.aio.params import parse
-from barrel_inference.errors import InvalidRequestError
+from barrel_inference.config import ContextOpts, ModelOpts
+from barrel_inference.errors import ConfigError, InvalidRequestError
+from barrel_inference.options import build
+from barrel_inference.registry.modelfile.parameters import PARAMETERS
 from barrel_inference.server.models.parameters import merge, merged, translate
 
 
@@ -64,6 +67,46 @@ def test_wrong_types(option: str, value: Any, kind: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         translate({option: value})
     assert caught.value.message == f'option "{option}" must be of type {kind}'
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "wanted"),
+    [
+        ("num_thread", -3, "at least 0"),
+        ("num_thread", 513, "at most 512"),
+        ("num_batch", -3, "at least 1"),
+        ("num_batch", 1 << 21, "at most 1048576"),
+        ("num_gpu", -2, "at least -1"),
+        ("main_gpu", 16, "at most 15"),
+        ("weight_residency", "zzz", "one of eager, lazy, pinned, lazy_then_pin_resident"),
+        ("weight_residency", ["eager"], "one of eager, lazy, pinned, lazy_then_pin_resident"),
+    ],
+)
+def test_load_options_out_of_bounds(option: str, value: Any, wanted: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        translate({option: value})
+    assert (caught.value.message, caught.value.details) == (f'option "{option}" must be {wanted}', {"option": option})
+
+
+@pytest.mark.parametrize("name", sorted(name for name, known in PARAMETERS.items() if known.loader))
+def test_their_bounds_are_the_loaders_own(name: str) -> None:
+    """What passes here is loaded, and what does not would not be."""
+    _, loader, least, most = PARAMETERS[name]
+    if least is None or most is None or loader is None:
+        return
+    group: ModelOpts | ContextOpts = ContextOpts() if loader in ContextOpts.__struct_fields__ else ModelOpts()
+    lowest = least if (name, least) != ("num_thread", 0) else 1  # 0 leaves it to us
+    for inside, outside in ((lowest, lowest - 1), (most, most + 1)):
+        assert getattr(build(group, {loader: inside}), loader) == inside
+        with pytest.raises(ConfigError):
+            build(group, {loader: outside})
+
+
+def test_biases_are_of_token_ids_which_are_text_in_json() -> None:
+    assert translate({"logit_bias": {"7": -100, "8": 1.5}}).request == {"logit_bias": {7: -100.0, 8: 1.5}}
+    for wrong in ({"a": 1}, {"7": "much"}, [7], "7"):
+        with pytest.raises(InvalidRequestError, match="logit_bias maps token ids to numbers"):
+            translate({"logit_bias": wrong})
 
 
 def test_the_second_wins_option_by_option() -> None:

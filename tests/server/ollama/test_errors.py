@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from typing import Any
 
 import pytest
@@ -119,6 +120,49 @@ def test_unknown_options_are_told(server: RunningServer) -> None:
     status, _, headers = server.exchange("POST", "/api/generate", {**GENERATE, "options": {**FEW, "tfs_z": 1}})
     assert status == 200
     assert headers["x-ignored-options"] == "tfs_z"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/generate", {**GENERATE, "options": FEW}),
+        ("/api/generate", {**GENERATE, "raw": True, "options": FEW}),
+        ("/api/generate", {"model": "stub"}),
+        ("/api/chat", {**CHAT, "options": FEW}),
+        ("/api/embed", {"model": "stub", "input": "a"}),
+    ],
+)
+def test_a_context_that_is_capped_is_told(server: RunningServer, path: str, body: dict[str, Any]) -> None:
+    def ask(num_ctx: int) -> tuple[str | None, Any]:
+        options = {**body.get("options", {}), "num_ctx": num_ctx}
+        status, text, headers = server.exchange("POST", path, {**body, "options": options})
+        assert status == 200
+        return headers.get("x-capped-options"), json.loads(text).get("capped")
+
+    assert ask(1 << 20) == ("num_ctx=512", None if path == "/api/embed" else {"num_ctx": 512})
+    assert ask(256) == (None, None)
+
+
+@pytest.mark.parametrize("options", [{"num_thread": -3}, {"num_batch": -3}, {"weight_residency": "zzz"}])
+def test_load_options_are_checked_whether_the_model_is_loaded_or_not(
+    server: RunningServer, options: dict[str, Any]
+) -> None:
+    (name,) = options
+    for keep_alive in (0, "5m"):
+        server.post("/api/generate", {"model": "stub", "keep_alive": keep_alive})
+        for body in ({**GENERATE, "options": options}, {"model": "stub", "options": options}):
+            status, answer = server.post("/api/generate", body)
+            assert (status, f'option "{name}" must be' in answer["error"]) == (400, True)
+
+
+def test_the_bias_of_a_token(server: RunningServer) -> None:
+    """Which the stub's choice follows."""
+    token = server.post("/api/tokenize", {"model": "stub", "content": "Z"})[1]["tokens"][0]
+    options = {**FEW, "temperature": 0, "logit_bias": {str(token): 1000}}
+    status, body = server.post("/api/generate", {**GENERATE, "options": options})
+    assert (status, body["response"]) == (200, "ZZZ")
+    status, body = server.post("/api/generate", {**GENERATE, "options": {"logit_bias": {"Z": 1}}})
+    assert (status, body) == (400, {"error": "logit_bias maps token ids to numbers"})
 
 
 def test_debug_render_only(server: RunningServer) -> None:

@@ -18,6 +18,7 @@ from barrel_inference.kvcache.reader import Reader, Reading
 from barrel_inference.kvcache.record import CorruptError, Name
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import Tier
+from barrel_inference.tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Restorer:
     ) -> None:
         self._backend, self._store, self._reader, self._layout = backend, store, reader, layout
         self._touched, self._max_tokens = touched, max_tokens
-        self.counters: defaultdict[str, float] = defaultdict(float)
+        self.counters = Tally()
         self.prefill_s = 0.0  # per token, as the engine measured last; 0 = not known
 
     def find(
@@ -188,7 +189,7 @@ class Restorer:
             if is_worth(found.length, self.prefill_s, self._reader.expected_s(found)):
                 plan.found, plan.tier = found, slowest.name
                 return
-            self.counters["gated"] += 1
+            self.counters.count("gated", slowest.name)
             tiers.remove(slowest)
 
     def _tell(self, found: Found) -> None:
@@ -197,13 +198,14 @@ class Restorer:
 
     def _count(self, plan: StoredPlan, n: int, seconds: float) -> None:
         if not n:
-            self.counters["restore_failed"] += 1
+            self.counters.count("restore_failed", plan.tier)
             return
         n_usable = plan.limit(len(plan.tokens) - 1)
-        self.counters["hits_exact" if n >= n_usable else "hits_partial"] += 1
+        self.counters.count("hits_exact" if n >= n_usable else "hits_partial", plan.tier)
         self.counters["restore_s"] += seconds
         for tier, n_tokens in plan.found.by_tier().items():
             self.counters[f"restored_tokens_{tier}"] += n_tokens
+            self.counters.count_of("restored_tokens", tier, n_tokens)  # the engine's own count has the living ones, too
 
 
 def _nothing(store: Store) -> Found:

@@ -14,9 +14,9 @@ import os
 import stat
 import tarfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -33,13 +33,23 @@ RECORD = tarfile.BLOCKSIZE
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """``tokens``: of the prompt (export only). ``present``: objects that were there already (import only)."""
+    """``tokens``: of the prompt, from its beginning: that would be restored (export), that the objects hold (import).
+    ``present``: objects that were there already (import only)."""
 
     objects: int
     bytes: int
     tokens: int = 0
     present: int = 0
     refused: int = 0
+
+
+class _Span(NamedTuple):
+    """The tokens of an object, between two nodes of its chain."""
+
+    parent: str
+    key: str
+    first: int
+    end: int
 
 
 class _LostError(Exception):
@@ -108,24 +118,35 @@ def import_file(path: Path, tier: Tier) -> Moved:
     """Put the objects of an exported file into ``tier``. Damaged or foreign members are refused and counted; CacheError
     when the file cannot be read or the tier has no room."""
     objects = n_bytes = present = refused = 0
+    spans = []
     try:
         with _opened(path) as file:
             for member in _members(file):
                 try:
-                    namespace, name, data = _object(file, member, tier)
+                    namespace, name, data, span = _object(file, member, tier)
                 except CorruptError:
                     refused += not member.name.endswith("/ns.json")
                     continue
                 written = tier.put(namespace, name, [data])
                 present += not written
                 objects += written
+                spans.append(span)
                 n_bytes += len(data) if written else 0
     except NoRoomError as error:
         raise CacheError(f"tier {tier.name} has no room for all of {path}") from error
     except (OSError, ValueError, tarfile.TarError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise CacheError(f"cannot import {path}: {reason}") from error
-    return Moved(objects, n_bytes, present=present, refused=refused)
+    return Moved(objects, n_bytes, tokens=_reach(spans), present=present, refused=refused)
+
+
+def _reach(spans: Iterable[_Span]) -> int:
+    """How far the longest prompt goes without a gap."""
+    reached: dict[str, int] = {}  # by key
+    for span in sorted(spans, key=lambda span: span.first):
+        if span.first == 0 or span.parent in reached:
+            reached[span.key] = max(span.end, reached.get(span.key, 0))
+    return max(reached.values(), default=0)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -151,16 +172,17 @@ def _members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
         file.seek(at)
 
 
-def _object(file: BinaryIO, member: tarfile.TarInfo, tier: Tier) -> tuple[str, Name, memoryview]:
-    """Namespace, name and bytes of an object, proven; CorruptError when it is none."""
+def _object(file: BinaryIO, member: tarfile.TarInfo, tier: Tier) -> tuple[str, Name, memoryview, _Span]:
+    """Namespace, name, bytes and tokens of an object, proven; CorruptError when it is none."""
     namespace, name = _place(member)
     if name is None or member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
         raise CorruptError("not an object")
     if member.size > tier.quota.limit_bytes:
         raise NoRoomError(member.size)
     data = memoryview(file.read(member.size))
-    prove(data, namespace, name)
-    return namespace, name, data
+    record = prove(data, namespace, name)
+    end = record.first + record.count
+    return namespace, name, data, _Span(namespace + name.parent, namespace + name.key, record.first, end)
 
 
 def _place(member: tarfile.TarInfo) -> tuple[str, Name | None]:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from barrel_inference.errors import CacheError
+from barrel_inference.errors import CacheError, NotStoredError
 from barrel_inference.files import read_small
 from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.chain import pack_tokens, rest_key, root
 from barrel_inference.kvcache.lookup import Found
-from barrel_inference.kvcache.record import VERSION, CorruptError, Name, decode, payload_hash, short
+from barrel_inference.kvcache.record import VERSION, CorruptError, Name, Record, decode, payload_hash, short
 from barrel_inference.kvcache.store import Store, read_header
 from barrel_inference.kvcache.tier import NS_HEX, Stored, Tier
 
@@ -117,21 +117,22 @@ def read_whole(tier: Tier, namespace: str, name: Name) -> memoryview:
     return data[:n]
 
 
-def prove(data: memoryview, namespace: str, name: Name) -> None:
-    """CorruptError unless ``data`` is a whole object of that name."""
+def prove(data: memoryview, namespace: str, name: Name) -> Record:
+    """Its header; CorruptError unless ``data`` is a whole object of that name."""
     record = decode(data)
     payload = data[len(data) - record.payload_bytes :] if record.payload_bytes else data[:0]
     if record.name != name or record.namespace.hex()[:NS_HEX] != namespace:
         raise CorruptError("the object is not what its name says")
     if len(data) != record.header_bytes + record.payload_bytes or payload_hash([payload]) != record.payload_hash:
         raise CorruptError("the payload is damaged")
+    return record
 
 
 def found(store: Store, tokens: Sequence[int], salt: str = "") -> Found:
-    """All that is stored of a prompt; CacheError when nothing is."""
+    """All that is stored of a prompt; NotStoredError when nothing is."""
     held = lookup.find(store, tokens, salt=salt, limit=lambda at: at)
     if not held.length:
-        raise CacheError("nothing of this prompt is stored: run it first")
+        raise NotStoredError("nothing of this prompt is stored: run it first")
     return held
 
 

@@ -61,6 +61,7 @@ class Janitor:
     ) -> None:
         self._limits, self._on_room, self._memory, self._clock = limits or Limits(), on_room, memory, clock
         self.counters: Counter[str] = Counter()
+        self.evicted: Counter[tuple[str, str, str]] = Counter()  # the same by tier, namespace and name
         self._tiers: dict[str, Tier] = {}
         self._hits: dict[str, Counter[Node]] = {}
         self._protected: dict[Node, float] = {}
@@ -227,7 +228,10 @@ class Janitor:
     def _remove(self, tier: Tier, chosen: list[Stored], reason: str) -> int:
         freed = 0
         for one in chosen:
-            freed += tier.remove(one.namespace, one.name)
+            n_bytes = tier.remove(one.namespace, one.name)
+            freed += n_bytes
+            self.evicted[tier.name, one.namespace, f"evictions_{reason}"] += 1
+            self.evicted[tier.name, one.namespace, "evicted_bytes"] += n_bytes
             self._facts.pop(one.name, None)
         with self._wake:
             for one in chosen:

@@ -7,27 +7,28 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, get_args
 
-from barrel_inference.config import KvType, WeightResidency
+from barrel_inference.config import MAX_DEVICES, MAX_SEQUENCES, KvType, WeightResidency
 from barrel_inference.errors import ModelfileError
 
 
 class Parameter(NamedTuple):
     kind: str  # int, float, bool, str, or the choices joined by |
     loader: str | None = None  # the manifest loader key it sets; None: it belongs to requests
-    least: int | None = None
+    least: int | None = None  # these two as the loader's own option has them
+    most: int | None = None
 
 
 _KV_TYPES = "|".join(get_args(KvType))
 PARAMETERS: dict[str, Parameter] = {
     "num_ctx": Parameter("int", "n_ctx"),
-    "num_batch": Parameter("int", "n_batch", least=1),
-    "num_gpu": Parameter("int", "n_gpu_layers"),
-    "main_gpu": Parameter("int", "main_gpu"),
-    "num_thread": Parameter("int", "n_threads"),
+    "num_batch": Parameter("int", "n_batch", least=1, most=1 << 20),
+    "num_gpu": Parameter("int", "n_gpu_layers", least=-1, most=100_000),
+    "main_gpu": Parameter("int", "main_gpu", least=0, most=MAX_DEVICES - 1),
+    "num_thread": Parameter("int", "n_threads", least=0, most=512),
     "use_mmap": Parameter("bool", "use_mmap"),
     "use_mlock": Parameter("bool", "use_mlock"),
     "weight_residency": Parameter("|".join(get_args(WeightResidency)), "weight_residency"),
-    "num_parallel": Parameter("int", "n_seq_max", least=1),
+    "num_parallel": Parameter("int", "n_seq_max", least=1, most=MAX_SEQUENCES),
     "flash_attn": Parameter("bool", "flash_attn"),
     "type_k": Parameter(_KV_TYPES, "type_k"),
     "type_v": Parameter(_KV_TYPES, "type_v"),
@@ -70,7 +71,7 @@ def parse_parameter(name: str, text: str) -> Any:
 
 def check_parameter(name: str, value: Any) -> Any:
     """The same for values that come as JSON. ``stop`` may be a list; whole numbers may stand for floats."""
-    kind, _, least = known(name)
+    kind = known(name).kind
     if name == "stop":
         values = [value] if isinstance(value, str) else value
         if isinstance(values, (list, tuple)) and all(isinstance(item, str) and is_unicode(item) for item in values):
@@ -79,17 +80,31 @@ def check_parameter(name: str, value: Any) -> Any:
         if kind == "float" and abs(value) <= MAX_FLOAT:
             return float(value)
         if kind == "int" and -(1 << 63) <= value < 1 << 63 and value == int(value):
-            return _at_least(least, int(value), name)
-    elif (kind == "bool" and isinstance(value, bool)) or ("|" in kind and value in kind.split("|")):
+            return _bounded(name, int(value))
+    elif kind == "bool" and isinstance(value, bool):
         return value
-    allowed = kind.replace("|", ", ") if "|" in kind else {"stop": "an array of strings"}.get(name, f"of type {kind}")
-    raise ModelfileError(f"parameter {name} must be {'one of ' if '|' in kind else ''}{allowed}", parameter=name)
+    elif "|" in kind:
+        return _bounded(name, value)
+    allowed = {"stop": "an array of strings"}.get(name, f"of type {kind}")
+    raise ModelfileError(f"parameter {name} must be {allowed}", parameter=name)
 
 
-def _at_least(least: int | None, value: int, name: str) -> int:
-    if least is not None and value < least:
-        raise ModelfileError(f"parameter {name} must be at least {least}", parameter=name)
+def _bounded(name: str, value: Any) -> Any:
+    if words := beyond(name, value):
+        raise ModelfileError(f"parameter {name} must be {words}", parameter=name)
     return value
+
+
+def beyond(name: str, value: Any) -> str | None:
+    """What a known parameter's value of the right type must be, in words; None: what it is."""
+    kind, _, least, most = known(name)
+    if "|" in kind and value not in kind.split("|"):
+        return f"one of {kind.replace('|', ', ')}"
+    if least is not None and value < least:
+        return f"at least {least}"
+    if most is not None and value > most:
+        return f"at most {most}"
+    return None
 
 
 def is_unicode(text: str) -> bool:

@@ -18,6 +18,7 @@ from barrel_inference.server.anthropic import translate, wire
 from barrel_inference.server.anthropic.failure import failure, last_words
 from barrel_inference.server.anthropic.models import Models
 from barrel_inference.server.anthropic.stream import Writer
+from barrel_inference.server.http import record
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.streaming import SSE, Answer, Stream, ended, sse
 from barrel_inference.server.neutral import ChatRequest, Event, Service
@@ -58,6 +59,7 @@ class Anthropic:
     async def create(self, request: Request) -> Response:
         body = await read(request, wire.MessagesRequest)
         asked = translate.messages(body, keep_alive=self._keep_alive)
+        record.current().ignored += translate.unheeded(body)
         writer = Writer(
             body.model,
             stops=body.stop_sequences or (),

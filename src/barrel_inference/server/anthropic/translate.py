@@ -52,6 +52,13 @@ def marks_cache(body: wire.CountRequest) -> bool:
     return any(each.cache_control is not None for each in marked)
 
 
+def unheeded(body: wire.CountRequest) -> tuple[str, ...]:
+    """What is accepted and has no effect on an answer, though it was meant to."""
+    given = [block for message in body.messages for block in content.blocks(message.content)]
+    asked = [getattr(block, "citations", None) for block in given]
+    return ("citations",) if any(isinstance(each, dict) and each.get("enabled") is True for each in asked) else ()
+
+
 def hides_thinking(body: wire.CountRequest) -> bool:
     return body.thinking is not None and body.thinking.display == "omitted"
 

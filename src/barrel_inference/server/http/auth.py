@@ -11,7 +11,7 @@ import hmac
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
@@ -67,9 +67,12 @@ class Origins:
 
 
 class Keys:
-    """Compares digests, in a time that depends neither on the key given nor on which one it equals."""
+    """Compares digests, in a time that depends neither on the key given nor on which one it equals.
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    ``same`` is a seam for tests: time cannot be measured well enough to show that."""
+
+    def __init__(self, keys: Sequence[str], *, same: Callable[[bytes, bytes], bool] = hmac.compare_digest) -> None:
+        self._same = same
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
     def __bool__(self) -> bool:
@@ -77,7 +80,7 @@ class Keys:
 
     def accepts(self, key: str) -> bool:
         digest = sha256(key.encode(errors="replace")).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        matches = [self._same(digest, known) for known in self._digests]
         return any(matches)
 
 

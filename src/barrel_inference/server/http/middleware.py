@@ -25,6 +25,7 @@ from barrel_inference.server.http.streaming import noted
 FailureOf = Callable[[str], Callable[[BarrelError], Response]]  # by path: each dialect has its own shape
 
 LINGER_S = 2.0
+CLIENT_CLOSED_REQUEST = 499  # nobody sees it but logs and metrics: Ollama's number, and nginx's
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class Records:
             if not entry.status:
                 await self._failure_of(scope["path"])(shown)(scope, receive, sending)
         finally:
+            if entry.disconnected and not entry.status:
+                entry.status = CLIENT_CLOSED_REQUEST
             entry.end()
             self._ended(entry)
 
@@ -80,6 +83,8 @@ def _add_headers(message: Message, entry: Record) -> None:
     if entry.ignored:
         names = [name for name in entry.ignored if name.isascii() and name.isprintable()]
         headers["x-ignored-options"] = ", ".join(names)[:1000]
+    if entry.capped:
+        headers["x-capped-options"] = ", ".join(f"{name}={given}" for name, given in entry.capped.items())
 
 
 class Access(NamedTuple):
@@ -157,6 +162,9 @@ _ALLOWED_HEADERS = (
 )
 
 
+_READABLE_HEADERS = "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options, X-Capped-Options, X-Wrong-Option"
+
+
 def _preflight(origin: str | None) -> dict[str, str]:
     if origin is None:
         return {"allow": "GET, HEAD, POST, DELETE, OPTIONS"}
@@ -178,9 +186,7 @@ def _readable(send: Send, origin: str | None) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers["access-control-allow-origin"] = origin
-            headers["access-control-expose-headers"] = (
-                "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options, X-Wrong-Option"
-            )
+            headers["access-control-expose-headers"] = _READABLE_HEADERS
             headers.add_vary_header("Origin")
         await send(message)
 
@@ -188,7 +194,8 @@ def _readable(send: Send, origin: str | None) -> Send:
 
 
 class Body:
-    """Limits a request's body to ``max_bytes`` (uploads of blobs excepted) and its pauses to ``pause_s``."""
+    """Limits a request's body to ``max_bytes`` (uploads, which have limits of their own, excepted) and its pauses to
+    ``pause_s``."""
 
     def __init__(
         self, app: ASGIApp, *, max_bytes: int, pause_s: float, failure_of: FailureOf, unlimited: Iterable[str] = ()
@@ -208,7 +215,7 @@ class Body:
         declared = headers.get("content-length", "")
         if not unlimited and declared.isdecimal() and int(declared) > self._max_bytes:
             if "expect" not in headers:  # else nothing comes before we ask for it
-                await _discard(receive)
+                await discard(receive)
             await self._failure_of(scope["path"])(noted(self._too_large()))(scope, receive, send)
             return
         await self._app(scope, self._limited(receive, unlimited), send)
@@ -228,7 +235,7 @@ class Body:
             complete = not message.get("more_body", False)
             if seen > self._max_bytes and not unlimited:
                 if not complete:
-                    await _discard(receive)
+                    await discard(receive)
                 raise self._too_large()
             return message
 
@@ -238,7 +245,7 @@ class Body:
         return TooLargeError(f"the request's body is larger than {self._max_bytes} bytes", limit=self._max_bytes)
 
 
-async def _discard(receive: Receive) -> None:
+async def discard(receive: Receive) -> None:
     """Read on for a while: a client whose connection closes while it still sends never sees why."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):

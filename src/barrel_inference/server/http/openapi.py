@@ -63,6 +63,9 @@ def _described(operation: Operation, by_type: Schemas, error: dict[str, Any]) ->
     }
     if operation.request is not None:
         described["requestBody"] = {"required": True, "content": _json(by_type[operation.request])}
+    if operation.takes:
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        described["requestBody"] = {"required": True, "content": {operation.takes: binary}}
     parameters = [_parameter(name, "path") for name in re.findall(r"{(\w+)}", path)]
     parameters += [_parameter(name, "query") for name in operation.query]
     if parameters:

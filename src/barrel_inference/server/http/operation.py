@@ -30,7 +30,8 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class Operation:
     """``request``, ``response`` and ``stream`` (one piece of a streamed answer) are msgspec types, or None for no JSON.
 
-    ``media``: of an answer that is no JSON. ``also``: types of answers that are no errors and not 200, by status.
+    ``media``: of an answer that is no JSON, ``takes`` of such a body. ``also``: types of answers that are no errors and
+    not 200, by status.
     ``query``: names of optional parameters. ``open`` operations need no API key.
     """
 
@@ -44,6 +45,7 @@ class Operation:
     _: KW_ONLY
     failure: Failure
     media: str = ""
+    takes: str = ""
     also: Mapping[int, Any] = field(default_factory=dict)
     query: tuple[str, ...] = ()
     open: bool = False

@@ -38,7 +38,8 @@ class Record:
     tier: str = ""
     first_token_s: float = 0.0
     disconnected: bool = False
-    ignored: tuple[str, ...] = ()  # options that nobody knows
+    ignored: tuple[str, ...] = ()  # options that nobody knows, or that have no effect here
+    capped: dict[str, int] = field(default_factory=dict)  # options that were too large, and what was given
     streams: list[AsyncStream] = field(default_factory=list)
 
     def elapsed_s(self) -> float:

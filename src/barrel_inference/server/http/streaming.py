@@ -1,4 +1,4 @@
-"""Answers that stop working when their client leaves: one JSON body, or a stream of pieces.
+"""Answers that stop working when their client leaves: one JSON body, a file, or a stream of pieces.
 
 Each response owns the work it was given: it starts it when it is sent, and has ended it when it returns.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 from starlette.responses import Response
@@ -18,10 +19,13 @@ from starlette.types import Receive, Scope, Send
 from barrel_inference.errors import BarrelError
 from barrel_inference.server import failures
 from barrel_inference.server.http import record
+from barrel_inference.threads import Threads
 
 NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
 JSON = "application/json; charset=utf-8"
+BYTES = "application/octet-stream"
+PIECE_BYTES = 1 << 18
 
 Failure = Callable[[BarrelError], Response]
 LastWords = Callable[[BarrelError], bytes]
@@ -62,6 +66,32 @@ class Answer(Response):
         except (Exception, asyncio.CancelledError) as error:
             response = self._failure(noted(_reason(error, scope)))
         await response(scope, receive, send)
+
+
+class Download(Response):
+    """The bytes of the open file that ``work`` gives, which is closed in the end."""
+
+    def __init__(self, work: Coroutine[Any, Any, BinaryIO], threads: Threads, *, failure: Failure) -> None:
+        self._work = work
+        self._threads = threads
+        self._failure = failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(scope, receive, self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            file = await self._work
+        except (Exception, asyncio.CancelledError) as error:
+            await self._failure(noted(_reason(error, scope)))(scope, receive, send)
+            return
+        with file:
+            length = str(os.fstat(file.fileno()).st_size).encode()
+            headers = [(b"content-type", BYTES.encode()), (b"content-length", length)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while piece := await self._threads.run(file.read, PIECE_BYTES):
+                await _body(send, piece)
+            await _body(send, b"", more=False)
 
 
 class Stream(Response):

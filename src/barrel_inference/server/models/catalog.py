@@ -7,7 +7,9 @@ The registry is behind the same protocol (``server.models.registered``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,11 +76,19 @@ def check(models: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 class Configured:
-    """The models that the configuration names, in front of another catalogue. Raises what ``check`` raises."""
+    """The models that the configuration names, in front of another catalogue. Raises what ``check`` raises.
 
-    def __init__(self, models: Mapping[str, Mapping[str, Any]], rest: Catalog | None = None) -> None:
+    ``now``: what is said of when a model without a file was made."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Mapping[str, Any]],
+        rest: Catalog | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         check(models)
-        self._entries = {tagged(name): _entry(tagged(name), options) for name, options in models.items()}
+        made = timestamp(now())
+        self._entries = {tagged(name): _entry(tagged(name), made, options) for name, options in models.items()}
         self._rest = rest
 
     def resolve(self, name: str) -> Entry:
@@ -90,7 +100,11 @@ class Configured:
 
     def list(self) -> Sequence[Entry]:
         rest = () if self._rest is None else self._rest.list()
-        return [*map(_described, self._entries.values()), *(entry for entry in rest if entry.name not in self._entries)]
+        found = [
+            *map(_described, self._entries.values()),
+            *(entry for entry in rest if entry.name not in self._entries),
+        ]
+        return sorted(found, key=lambda entry: datetime.fromisoformat(entry.modified_at), reverse=True)
 
 
 def tagged(name: str) -> str:
@@ -108,13 +122,14 @@ def damaged(entry: Entry, error: InvalidModelError) -> DamagedModelError:
     )
 
 
-def _entry(name: str, options: Mapping[str, Any]) -> Entry:
+def _entry(name: str, made: str, options: Mapping[str, Any]) -> Entry:
     own = {key: value for key, value in options.items() if key in _ENTRY_OPTIONS}
     load = {key: value for key, value in options.items() if key not in _ENTRY_OPTIONS and key != "model_path"}
     context = load.get("context_opts", {})
     if context.get("embeddings"):
         own |= {"embedding": True, "capabilities": ("embedding",)}
-    return Entry(name=name, path=options.get("model_path"), load=load, context_size=context.get("n_ctx"), **own)
+    own |= {"path": options.get("model_path"), "context_size": context.get("n_ctx"), "modified_at": made}
+    return Entry(name=name, load=load, **own)
 
 
 def _described(entry: Entry) -> Entry:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from barrel_inference.aio.params import RequestOptions
 from barrel_inference.errors import InvalidRequestError
+from barrel_inference.registry.modelfile.parameters import beyond
 from barrel_inference.types import Sampling
 
 # Ollama's defaults, where they differ from ours.
@@ -55,6 +56,17 @@ def _strings(name: str, value: Any) -> list[str]:
     return [each for each in values if each]
 
 
+def biases(name: str, value: Any) -> dict[int, float]:
+    """Token ids are text in JSON."""
+    wrong = InvalidRequestError(f"{name} maps token ids to numbers", option=name)
+    if not isinstance(value, Mapping):
+        raise wrong
+    try:
+        return {int(token): _number(name, bias) for token, bias in value.items()}
+    except (ValueError, InvalidRequestError):
+        raise wrong from None
+
+
 def _any(name: str, value: Any) -> Any:
     return value
 
@@ -76,6 +88,7 @@ _REQUEST: dict[str, Read] = {
     "stop": _strings,
     "num_predict": _integer,
     "max_tokens": _integer,
+    "logit_bias": biases,
 }
 _LOAD: dict[str, tuple[str, str, Read]] = {
     "num_batch": ("context_opts", "n_batch", _integer),
@@ -90,7 +103,10 @@ _AUTOMATIC = {"num_batch": 0, "num_thread": 0, "num_gpu": -1}  # values that lea
 
 
 def translate(options: Mapping[str, Any]) -> Parameters:
-    """Raises InvalidRequestError naming the option and the type it wants. ``null`` is as if it was not given."""
+    """Raises InvalidRequestError naming the option and what it wants. ``null`` is as if it was not given.
+
+    Load options are checked here to the end: a model that is loaded already never looks at them.
+    """
     request: dict[str, Any] = {}
     load: dict[str, Any] = {}
     special: dict[str, int] = {}
@@ -114,8 +130,11 @@ def translate(options: Mapping[str, Any]) -> Parameters:
 def _put_load(load: dict[str, Any], name: str, value: Any) -> None:
     group, option, read = _LOAD[name]
     checked = read(name, value)
-    if _AUTOMATIC.get(name) != checked:
-        load.setdefault(group, {})[option] = checked
+    if _AUTOMATIC.get(name) == checked:
+        return
+    if words := beyond(name, checked):
+        raise InvalidRequestError(f'option "{name}" must be {words}', option=name)
+    load.setdefault(group, {})[option] = checked
 
 
 def _put_request(request: dict[str, Any], name: str, value: Any) -> None:

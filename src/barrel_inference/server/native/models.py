@@ -66,7 +66,8 @@ class Asking:
         found = await self._cache.stats()
         tiers = [msgspec.convert(tier, wire.Tier, from_attributes=True) for tier in found.tiers]
         namespaces = await self._cache.namespaces()
-        return answer(wire.Cache(tiers=tiers, namespaces=namespaces, counters=found.counters, by_model=found.by_model))
+        counters = {name: getattr(found, name) for name in ("counters", "by_model", "by_tier")}
+        return answer(wire.Cache(tiers=tiers, namespaces=namespaces, **counters))
 
     async def lookup(self, request: Request) -> Response:
         return await self._with_prompt(request, lambda lease, prompt: lease.model.lookup(prompt))
@@ -97,14 +98,10 @@ class Asking:
 
     async def _with_prompt(self, request: Request, work: Callable[[Lease, str], Awaitable[Any]]) -> Response:
         body = await read(request, wire.PromptRequest)
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequestError("give either a prompt or messages")
+        prompt = prompt_of(body)
 
         async def with_lease(lease: Lease) -> Any:
-            prompt = body.prompt
-            if prompt is None:
-                prompt = await lease.model.apply_template(body.messages or [])
-            return await work(lease, prompt)
+            return await work(lease, await prompt(lease))
 
         return self._with_model(body.model, body.keep_alive, with_lease)
 
@@ -114,3 +111,16 @@ class Asking:
                 return msgspec.json.encode(await work(lease))
 
         return Answer(encoded(), failure=plain.failure)
+
+
+def prompt_of(body: wire.PromptRequest) -> Callable[[Lease], Awaitable[str]]:
+    """How to have it from the model. Raises InvalidRequestError unless there is one, and only one."""
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("give either a prompt or messages")
+
+    async def prompt(lease: Lease) -> str:
+        if body.prompt is None:
+            return await lease.model.apply_template(body.messages or [])
+        return body.prompt
+
+    return prompt

@@ -63,6 +63,17 @@ class VerifyRequest(msgspec.Struct, kw_only=True):
     tier: str | None = None
 
 
+class Imported(msgspec.Struct, kw_only=True):
+    """Objects of an archive: new ones, ones that were here already, ones that are damaged or none of ours. ``tokens``:
+    of the prompt, from its beginning, that the first two hold."""
+
+    objects: int
+    bytes: int
+    tokens: int
+    present: int
+    refused: int
+
+
 class Tier(msgspec.Struct, kw_only=True):
     name: str
     kind: str
@@ -77,6 +88,7 @@ class Cache(msgspec.Struct, kw_only=True):
     namespaces: list[NamespaceStats]
     counters: dict[str, float]
     by_model: dict[str, dict[str, float]]
+    by_tier: dict[str, dict[str, dict[str, float]]]  # by tier and model
 
 
 class EditRequest(msgspec.Struct, kw_only=True):

@@ -37,7 +37,7 @@ def copy_failure(error: BarrelError) -> Response:
 
 def line(error: BarrelError) -> bytes:
     """The last line of a stream that failed."""
-    return msgspec.json.encode(plain.Failed(words(error))) + b"\n"
+    return msgspec.json.encode(plain.failed(error, words(error))) + b"\n"
 
 
 def words(error: BarrelError) -> str:

@@ -125,7 +125,7 @@ class Generating:
         async def work() -> bytes:
             found = translate.options(body.options)
             await self._service.load(body.model, translate.wish(found), body.keep_alive)
-            return msgspec.json.encode(writer.only("load"))
+            return msgspec.json.encode(writer.only("load", capped=_capped()))
 
         return Answer(work(), failure=failure)
 
@@ -176,7 +176,8 @@ class Generating:
                 if chunk.text:
                     yield writer.text(chunk.text, chunk.logprobs)
                 if chunk.completion is not None:
-                    yield writer.final(chunk.completion, load_s=lease.wait_s, truncated_tokens=cut)
+                    more = {"truncated_tokens": cut, "capped": _capped()}
+                    yield writer.final(chunk.completion, load_s=lease.wait_s, **more)
 
     async def _embed(
         self, body: wire.EmbedRequest | wire.EmbeddingsRequest, inputs: tuple[str, ...], truncate: bool
@@ -212,9 +213,13 @@ async def _chat_pieces(events: AsyncGenerator[neutral.Event, None], writer: Writ
         async for event in events:
             if isinstance(event, neutral.Finished):
                 dropped = {"truncated_messages": event.dropped_messages, "truncated_tokens": event.dropped_tokens}
-                yield writer.final(event.completion, load_s=load_s, **dropped)
+                yield writer.final(event.completion, load_s=load_s, **dropped, capped=_capped())
             elif (piece := writer.event(event)) is not None:
                 yield piece
+
+
+def _capped() -> dict[str, int] | None:
+    return record.current().capped or None
 
 
 def _answered(body: wire.Generating, pieces: Pieces) -> Response:

@@ -3,7 +3,7 @@ registry is asked on threads of its own where it may wait for the disk."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,30 +12,32 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from barrel_inference.errors import InvalidNameError, UnsupportedError
+from barrel_inference.errors import DirectiveError, InvalidNameError, UnsupportedError
 from barrel_inference.registry import Registry
 from barrel_inference.registry.names import parse_digest, parse_name, parse_spec
 from barrel_inference.server.http import record
 from barrel_inference.server.http.operation import Operation, read
-from barrel_inference.server.http.streaming import NDJSON, Answer, Stream, ndjson
+from barrel_inference.server.http.streaming import BYTES, NDJSON, Answer, Stream, ndjson
+from barrel_inference.server.models import based
 from barrel_inference.server.models.catalog import tagged
 from barrel_inference.server.ollama import wire
 from barrel_inference.server.ollama.failure import copy_failure, failure, line
 from barrel_inference.server.ollama.listing import model_name
 
 if TYPE_CHECKING:
-    from barrel_inference.registry.create import CreateRequest
+    from barrel_inference.registry.create import CreateRequest, Known
 
 Events = AsyncGenerator[dict[str, Any], None]
 
 
 class Installing:
-    """``configured``: names that no registry is asked for. ``local_files``: whether specs may name files of this
-    machine: only while its own users alone can ask."""
+    """``configured``: ``server.models``, whose names no registry is asked for. ``local_files``: whether specs may name
+    files of this machine: only while its own users alone can ask."""
 
-    def __init__(self, registry: Registry, configured: Iterable[str], *, local_files: bool) -> None:
+    def __init__(self, registry: Registry, configured: Mapping[str, Mapping[str, Any]], *, local_files: bool) -> None:
         self._registry = registry
         self._configured = frozenset(map(tagged, configured))
+        self._known = based.configured(configured)
         self._local_files = local_files
 
     def operations(self) -> list[Operation]:
@@ -48,7 +50,7 @@ class Installing:
             row("POST", "/api/copy", self.copy, "Give a second name", wire.CopyRequest, failure=copy_failure),
             row("DELETE", "/api/delete", self.delete, "Remove a name", wire.Named),
             row("HEAD", "/api/blobs/{digest:path}", self.has_blob, "Whether a blob is here"),
-            row("POST", "/api/blobs/{digest:path}", self.receive_blob, "Upload a blob", also={201: None}),
+            row("POST", "/api/blobs/{digest:path}", self.receive_blob, "Upload a blob", also={201: None}, takes=BYTES),
         ]
 
     async def pull(self, request: Request) -> Response:
@@ -70,7 +72,7 @@ class Installing:
         name = model_name(body)
         parse_name(name)
         record.current().model = name
-        return _progress(self._registry.create(name, create_request(body)), body.stream)
+        return _progress(self._registry.create(name, create_request(body, self._known)), body.stream)
 
     async def copy(self, request: Request) -> Response:
         body = await read(request, wire.CopyRequest)
@@ -105,9 +107,13 @@ def check_source(spec: str, *, local_files: bool) -> None:
         raise InvalidNameError("invalid model name: files are pulled on the machine of the server only")
 
 
-def create_request(body: wire.CreateRequest) -> CreateRequest:
+def create_request(body: wire.CreateRequest, known: Callable[[str], Known | None]) -> CreateRequest:
+    """Raises DirectiveError for a field that would make another model than we can."""
     from barrel_inference.registry.create import CreateRequest  # brings the HTTP client, half of the time to start
 
+    for name in wire.NOT_CREATED:
+        if getattr(body, name):
+            raise DirectiveError(f"{name}: not supported by this server", directive=name)
     given: dict[str, Any] = {
         "modelfile": body.modelfile or None,
         "from_": body.from_,
@@ -120,7 +126,7 @@ def create_request(body: wire.CreateRequest) -> CreateRequest:
         "messages": body.messages,
         "quantize": body.quantize or body.quantization,
     }
-    return CreateRequest(**{name: value for name, value in given.items() if value is not None})
+    return CreateRequest(**{name: value for name, value in given.items() if value is not None}, known=known)
 
 
 def _check_name(name: str, words: str) -> None:

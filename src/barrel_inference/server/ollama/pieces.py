@@ -62,14 +62,14 @@ class Writer:
         return None
 
     def final(self, completion: Completion, *, load_s: float, **more: Any) -> Piece:
-        """The last piece: why it ended, counts and times."""
+        """The last piece: why it ended, counts and times, and with ``more`` what was not as it was asked for."""
         context = [*completion.prompt_tokens, *completion.tokens] if self._with_context else None
         reason = "stop" if completion.finish_reason in ("stop", "cancelled") else "length"
         return self._done(reason, context=context, **metrics(completion, self._elapsed_s(), load_s), **more)
 
-    def only(self, reason: str) -> Piece:
+    def only(self, reason: str, **more: Any) -> Piece:
         """The whole answer to a request that only loads or unloads."""
-        return self._done(reason)
+        return self._done(reason, **more)
 
     def debug(self, prompt: str) -> Piece:
         return self._piece(debug_info={"rendered_template": prompt})

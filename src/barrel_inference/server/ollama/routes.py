@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 
 from barrel_inference.registry import Registry
 from barrel_inference.server.http.operation import Operation
@@ -14,7 +15,7 @@ from barrel_inference.server.service import ModelService
 
 
 def routes(
-    service: ModelService, registry: Registry | None, configured: Iterable[str], *, local_files: bool
+    service: ModelService, registry: Registry | None, configured: Mapping[str, Mapping[str, Any]], *, local_files: bool
 ) -> list[Operation]:
     """Without a registry: what is configured can be asked, nothing installed."""
     found = Listing(service.catalog, service.pool).operations() + Generating(service).operations()

@@ -117,6 +117,18 @@ class CreateRequest(Named):
     quantize: str | None = None
     quantization: str | None = None  # the older spelling
     stream: bool | None = None
+    # refused
+    renderer: Any = None
+    parser: Any = None
+    requires: Any = None
+    info: Any = None
+    draft: Any = None
+    draft_files: Any = None
+    draft_quantize: Any = None
+    remote_host: Any = None
+
+
+NOT_CREATED = ("renderer", "parser", "requires", "info", "draft", "draft_files", "draft_quantize", "remote_host")
 
 
 class CopyRequest(Body):
@@ -158,6 +170,7 @@ class Metrics(Shown):
     truncated_messages: int = 0  # left out of the prompt, which was too long
     truncated_tokens: int = 0
     shifted_tokens: int = 0  # given up to go on when the context was full
+    capped: dict[str, int] | None = None  # options that asked for more than there is, and what was given
     finish_key: str | None = None
     cache: Json | None = None
 

@@ -12,6 +12,7 @@ from barrel_inference.chat import schema
 from barrel_inference.chat.messages import arguments_of
 from barrel_inference.errors import InvalidRequestError, UnsupportedError
 from barrel_inference.server import neutral
+from barrel_inference.server.models.parameters import biases
 from barrel_inference.server.openai import wire
 from barrel_inference.types import Constraint, Embedding, Message
 
@@ -123,7 +124,7 @@ def _options(body: wire.Sampled) -> dict[str, Any]:
     if body.stop is not None:
         options["stop"] = _stop(body.stop)
     if body.logit_bias:
-        options["logit_bias"] = _logit_bias(body.logit_bias)
+        options["logit_bias"] = biases("logit_bias", body.logit_bias)
     return options
 
 
@@ -139,13 +140,6 @@ def check_ranges(body: Any) -> None:
 
 def _stop(stop: str | list[str]) -> tuple[str, ...]:
     return tuple(each for each in ([stop] if isinstance(stop, str) else stop) if each)
-
-
-def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError:
-        raise InvalidRequestError("logit_bias maps token ids to numbers", option="logit_bias") from None
 
 
 def _chat_options(body: wire.ChatCompletionRequest) -> dict[str, Any]:
