@@ -3,7 +3,7 @@
 import os
 import signal
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # On a busy machine OpenMP's threads spin away each other's time slices: a decode then takes seconds.
 # Read once, when llama.cpp is loaded, here and in the workers.
@@ -20,5 +20,5 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A deadline measures the machine; what may not take long has a test of its own.
 # The same examples each time, so that a change is what breaks a test; scripts/fuzz_gguf looks for new ones.
-settings.register_profile("barrel", deadline=None, derandomize=True)
+settings.register_profile("barrel", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("barrel")
