@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -83,6 +85,26 @@ def test_it_serves_and_ends_whichever_standard_descriptor_is_closed(tmp_path: Pa
             assert server.wait(60) == 0
         finally:
             server.kill()
+
+
+def test_a_log_that_nobody_reads_stops_no_request_and_not_the_end(tmp_path: Path) -> None:
+    command, environ = prepared(tmp_path, drain_s=0.2)
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writing, env=environ, text=True) as server:
+        os.close(writing)
+        try:
+            assert server.stdout is not None
+            url = json.loads(server.stdout.readline())["url"]
+            for _ in range(100):
+                with urlopen(url + "/api/version", timeout=60) as answer:
+                    assert answer.status == 200
+            server.terminate()
+            assert server.wait(60) == 0
+            assert b"barrel_inference.requests" in os.read(reading, 100_000)
+        finally:
+            server.kill()
+            os.close(reading)
 
 
 def free_port() -> int:
