@@ -116,7 +116,13 @@ def test_a_real_limit_is_seen(tmp_path: Path) -> None:
         pytest.skip("control groups may not be made here")
     try:
         (group / "memory.limit_in_bytes").write_text(str(512 << 20))
-        code = "from barrel_inference.memory import system_memory; print(*system_memory())"
+        code = (
+            "from barrel_inference.cli.doctor import machine; from barrel_inference.worker.memory import PsutilMemory\n"
+            "from barrel_inference.kvcache.admin import pressure\n"
+            "total, available = PsutilMemory().system(); own = machine()\n"
+            "assert own.memory_bytes == total and own.available_bytes < total and 0 < pressure.system() < 1\n"
+            "print(total, available)"
+        )
         inside = ["sh", "-c", f'echo 0 > {group}/tasks; exec "$@"', "sh", sys.executable, "-c", code]
         total, available = map(int, subprocess.check_output(inside, text=True).split())
         assert total == 512 << 20

@@ -197,7 +197,7 @@ class Life:
             raise _not_started(error) from error
         channel: AsyncChannel | None = None
         try:
-            channel = await AsyncChannel.open(sock)
+            channel = await _open(sock)
             channel.send([Load(PROTOCOL, options)])
             return cls(process, channel), await _until_ready(process, channel, ready_timeout_s, on_progress)
         except BaseException as error:
@@ -206,9 +206,14 @@ class Life:
             await process.end(EXIT_S if died else 0.0)
             if died:
                 raise _death(process, options, n_kills) from None
-            if isinstance(error, OSError | RuntimeError):
-                raise _not_started(error) from error
             raise
+
+
+async def _open(sock: socket.socket) -> AsyncChannel:
+    try:
+        return await AsyncChannel.open(sock)
+    except (OSError, RuntimeError) as error:
+        raise _not_started(error) from error
 
 
 class _ClosedError(Exception):
