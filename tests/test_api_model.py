@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from barrel_inference import AsyncModel, AsyncRuntime, RuntimeConfig, TierSpec
-from barrel_inference.errors import ContextExceededError, InvalidRequestError, NoWeightsError
+from barrel_inference.errors import ContextExceededError, InvalidRequestError, NoWeightsError, OutOfMemoryError
+from barrel_inference.worker.process import worker_command
 from tests.support.models import smollm2
 
 pytestmark = pytest.mark.model
 
+LIMITED = ["sh", "-c", 'ulimit -v 900000; exec "$@"', "sh", *worker_command()]
 PROMPT = "The lighthouse keeper wrote every night what the sea had said to him. " * 12
 
 
@@ -170,3 +172,9 @@ async def test_the_cache_is_seen_and_steered(model: AsyncModel, runtime: AsyncRu
     assert (await runtime.cache.lookup("m", PROMPT)).cached_tokens == 0
     assert (await runtime.cache.import_(tmp_path / "warm.kvx")).objects > 0
     assert (await runtime.cache.lookup("m", PROMPT)).cached_tokens >= pinned - 1
+
+
+async def test_what_llama_cpp_cannot_allocate_is_out_of_memory(path: Path, tmp_path: Path) -> None:
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path)), worker_command=LIMITED) as runtime:
+        with pytest.raises(OutOfMemoryError, match=r"^llama.cpp cannot make this context: \S+ insufficient memory"):
+            await runtime.load_model(model_path=path, context_opts={"n_ctx": 8192, "n_seq_max": 4})

@@ -194,7 +194,8 @@ class RegistryOpts(Options, frozen=True):
 class RuntimeConfig(Options, frozen=True):
     """The runtime of a process: its tiers and what every load starts from. One TOML file holds it.
 
-    The automatic ``ram`` tier takes ``ram_quota_bytes``, by default min(25 % of RAM, half of the tmpfs).
+    The automatic ``ram`` tier takes ``ram_quota_bytes``, by default min(25 % of RAM, half of the tmpfs); RAM is
+    what a control group leaves of it.
     """
 
     ram_dir: str | None = None  # /dev/shm, or the temporary directory where that is missing or tiny

@@ -30,6 +30,7 @@ BarrelError                     internal
 │   └── WorkerDiedError         worker_died
 ├── CacheError                  cache_error           export, import, pin
 │   └── NotStoredError          not_stored            nothing of the prompt is there
+├── ExhaustedError              exhausted             no process, thread or descriptor is left: it may pass
 ├── UnreachableError            unreachable           no server answers
 ├── ListenError                 cannot_listen         another process has the address
 └── RegistryError               registry_error
@@ -47,9 +48,12 @@ BarrelError                     internal
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any, ClassVar, Self
 
+RETRY_S = 5  # until some of what others hold is given back
+_WANTS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _by_code: dict[str, type[BarrelError]] = {}
 
 
@@ -210,6 +214,21 @@ class CacheError(BarrelError):
 
 class NotStoredError(CacheError):
     code = "not_stored"
+
+
+class ExhaustedError(BarrelError):
+    """The system had no process, thread, descriptor or page to give."""
+
+    code = "exhausted"
+
+    @classmethod
+    def of(cls, error: BaseException) -> ExhaustedError | None:
+        """What ``error`` is when it is such a want; otherwise None."""
+        is_want = isinstance(error, OSError) and error.errno in _WANTS
+        if not is_want and not (isinstance(error, RuntimeError) and "can't start new thread" in str(error)):
+            return None
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        return cls(f"the system has too few processes, threads or files left: {reason}", retry_after_s=RETRY_S)
 
 
 class UnreachableError(BarrelError):

@@ -17,6 +17,7 @@ import typer
 
 from barrel_inference.cli import main as cli
 from barrel_inference.cli.installed import relative
+from barrel_inference.cli.log import OneLine
 from barrel_inference.cli.report import (
     EXIT_FAILED,
     EXIT_NOT_FOUND,
@@ -28,7 +29,6 @@ from barrel_inference.cli.report import (
     one_line,
     table,
 )
-from barrel_inference.cli.serve import OneLine
 from barrel_inference.errors import (
     BarrelError,
     ConfigError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import re
@@ -223,6 +224,33 @@ def test_the_end_lets_what_runs_finish(tmp_path: Path) -> None:
             client.recv(10)
             running.stop()
             text = read_all(client)
+    assert b'"done":true,"done_reason":"length"' in text
+
+
+def test_until_the_end_who_asks_for_more_is_told_to_come_again(tmp_path: Path) -> None:
+    """On a connection of before and on a new one."""
+    body = {"model": "slow", "prompt": "hi", "options": {"num_predict": 150}}
+    with RunningServer(tmp_path, drain_s=50) as running, connect(running, "/api/generate", body) as client:
+        client.recv(10)
+        where = urlsplit(running.url)
+        kept = http.client.HTTPConnection(where.hostname or "", where.port)
+        kept.request("GET", "/api/version")
+        kept.getresponse().read()
+        running.listener.should_exit = True
+        until(lambda: running.request("GET", "/health")[1]["status"] == "stopping")
+        kept.request("POST", "/api/generate", json.dumps(body))
+        refused = kept.getresponse()
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        refused.close()
+        for path in ("/api/generate", "/v1/chat/completions", "/v1/messages", "/api/pull"):
+            status, text, headers = running.exchange("POST", path, body)
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert "shutting down" in text
+        assert running.request("GET", "/health/ready")[0] == 503
+        assert running.request("GET", "/metrics")[0] == 200
+        text = read_all(client)
+        kept.close()
+        running.stop()
     assert b'"done":true,"done_reason":"length"' in text
 
 

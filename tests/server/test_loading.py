@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -178,3 +179,17 @@ def test_a_file_that_the_configuration_names_is_not(tmp_path: Path) -> None:
     with RunningServer(tmp_path, models=models) as server:
         status, body = server.post("/api/chat", {**CHAT, "model": "mine"})
     assert status == 500 and body["error"].endswith("; the configuration of the server names them")
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages"])
+def test_a_system_without_another_thread_is_worth_another_try(tmp_path: Path, path: str) -> None:
+    with RunningServer(tmp_path) as server:
+        assert server.post(path, {**CHAT, "model": "slow"})[0] == 200
+        before = threading.stack_size(1 << 47)  # as large as all addresses
+        try:
+            status, text, headers = server.exchange("POST", path, CHAT)
+        finally:
+            threading.stack_size(before)
+        assert (status, headers["retry-after"]) == (503, "5")
+        assert "can't start new thread" in text
+        assert server.post(path, CHAT)[0] == 200

@@ -426,6 +426,7 @@ def test_messages_of_errors_name_no_directories() -> None:
 
 
 def test_bugs_are_not_shown() -> None:
+    assert failures.status(failures.of(OSError(24, "Too many open files"))) == 503
     shown = failures.of(ZeroDivisionError("/home/x/secret"))
     assert (failures.status(shown), "secret" in shown.message) == (500, False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from barrel_inference.worker.memory import SystemMemory
+from barrel_inference.memory import SystemMemory
 
 
 class FakeMemory:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -196,6 +197,20 @@ async def test_deaths_are_spaced_by_a_growing_delay_and_a_model_beyond_hope_fail
     with pytest.raises(WorkerDiedError, match="has failed"):
         await one.call("echo")
     await one.stop(drain_s=0, save_s=0)
+
+
+async def test_a_restart_for_which_there_is_no_process_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    delays: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        delays.append(delay_s)
+        threading.stack_size(1 << 47 if len(delays) < 3 else 0)  # no thread can be started
+
+    async with started(sleep=sleep) as one:
+        assert (await collect(one, request("die:1")))[0] == "0 1 2 3 4 "
+        assert one.info().phase == "ready"
+    assert delays == [0.0, 0.5, 1.0]
+    assert "Traceback" not in caplog.text
 
 
 async def test_an_unexpected_error_fails_the_model_and_leaves_no_process() -> None:

@@ -24,6 +24,7 @@ from barrel_inference.cli import local
 from barrel_inference.cli.report import EXIT_FAILED, Json, human_bytes, one_line, print_json
 from barrel_inference.config import RuntimeConfig, TierSpec
 from barrel_inference.errors import BarrelError, TierUnusableError
+from barrel_inference.memory import system_memory
 from barrel_inference.server import environment
 from barrel_inference.worker.memory import PsutilMemory
 
@@ -123,7 +124,7 @@ def llama() -> LlamaReport:
 
 
 def machine() -> MachineReport:
-    memory = psutil.virtual_memory()
+    memory = system_memory()
     threads = psutil.cpu_count() or 1
     return MachineReport(
         cores=psutil.cpu_count(logical=False) or threads,

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import typer
 
+from barrel_inference.cli.descriptors import open_standard
 from barrel_inference.cli.report import EXIT_FAILED, EXIT_INTERRUPTED, exit_code, one_line, printable
 from barrel_inference.errors import BarrelError
 
@@ -49,6 +50,7 @@ def _callback() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
+    open_standard()
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
     help_as_data = arguments[0] == "help" and "--json" in arguments
     if arguments[0] == "help":

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import math
 import sys
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from barrel_inference.cli import local
+from barrel_inference.cli.log import STDERR, OneLine, Patient
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.errors import ConfigError
 from barrel_inference.server.environment import address
@@ -86,18 +87,8 @@ def _milliseconds(text: str) -> int:
     return -1 if seconds == FOREVER else round(seconds * 1000)
 
 
-class OneLine(logging.Formatter):
-    """What others wrote (a model file's metadata, a registry's answer) can neither begin a line of the log nor steer
-    the terminal that shows it. Tracebacks come after it as they are."""
-
-    _ESCAPED: ClassVar = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        return super().formatMessage(record).translate(self._ESCAPED)
-
-
 def _log_to_stderr(level: Level) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Patient(STDERR)
     handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

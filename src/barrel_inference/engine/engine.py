@@ -95,6 +95,10 @@ class Engine:
         self._inbox = Inbox()
         self._costs = Costs()
         self._n_steps = 0
+        self._n_turns = 0
+        self.current_step = (
+            0  # its number, for those who watch; 0 outside of steps, and what is posted may take any time
+        )
         self._drain_until: float | None = None
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._snapshot = Snapshot(info.n_seq_max)
@@ -141,12 +145,15 @@ class Engine:
     def step(self) -> bool:
         """One turn; whether there was something to decode."""
         self._inbox.run_posted()
+        self._n_turns += 1
+        self.current_step = self._n_turns
         self._expire()
         self._admit()
         batch = self._plan()
         if batch and self._decode(batch):
             self._sample(batch)
         self._tell()
+        self.current_step = 0
         return bool(batch)
 
     def make_room(self) -> bool:

@@ -160,7 +160,7 @@ class Server:
             hosts=options.hosts,
             open_paths=frozenset(each.path for each in self.operations if each.open),
         )
-        app = Guard(app, access=access, failure_of=_failure_of)
+        app = Guard(app, access=access, failure_of=_failure_of, is_closing=lambda: self._state == "stopping")
         return Records(app, begun=self._begun, ended=self._ended, failure_of=_failure_of)
 
     async def _not_routed(self, request: Request, error: Exception) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from barrel_inference.errors import BarrelError
+from barrel_inference.errors import BarrelError, ExhaustedError
 
 INTERNAL = 500
 WRONG_OPTION = "x-wrong-option"  # header of an answer to a request with a wrong value
@@ -42,6 +42,7 @@ _STATUS = {
     "shutting_down": 503,
     "worker_died": 503,
     "locked": 503,
+    "exhausted": 503,
     "pull_failed": 502,
     "digest_mismatch": 400,
 }
@@ -103,4 +104,6 @@ def of(error: BaseException) -> BarrelError:
     """What a client is told of any exception: of a bug only that there was one (the log has the rest)."""
     if isinstance(error, BarrelError):
         return error
-    return BarrelError("internal error: the server's log has the details under this request's id")
+    return ExhaustedError.of(error) or BarrelError(
+        "internal error: the server's log has the details under this request's id"
+    )

@@ -99,9 +99,9 @@ class Listener(uvicorn.Server):
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=IDLE_CONNECTION_S,
-                timeout_graceful_shutdown=int(options.drain_s + LAST_WORDS_S),
             )
         )
+        self._drain_s = options.drain_s
         self._server = server
         self._runtime = runtime
         self._listening = listening
@@ -133,16 +133,23 @@ class Listener(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._hurry.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain; then the runtime ends, and with it what still runs, each with a typed error; then the connections."""
+        """Drain, while whoever asks for more is told to come later; then the runtime ends, and with it what still runs,
+        each with a typed error; then the connections."""
+        began = self._loop.time()
+        await self._drain()
         self._tasks.append(asyncio.create_task(self._end()))
+        left_s = self._drain_s - (self._loop.time() - began)
+        self.config.timeout_graceful_shutdown = int(max(0.0, left_s) + LAST_WORDS_S)
         await super().shutdown(sockets)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _end(self) -> None:
+    async def _drain(self) -> None:
         self._tasks[0].cancel()  # a preload
         draining, hurry = asyncio.create_task(self._server.close()), asyncio.create_task(self._hurry.wait())
         await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
         await ended(draining, hurry)
+
+    async def _end(self) -> None:
         await self._runtime.close()
         self._server.end()
 

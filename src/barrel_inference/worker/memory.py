@@ -1,15 +1,10 @@
-"""The seam to the machine's memory: one protocol and the real reader (psutil). Tests have a fake."""
+"""The seam to the machine's memory: one protocol and the real reader. Tests have a fake."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-
-class SystemMemory(NamedTuple):
-    """Bytes of the whole machine."""
-
-    total: int
-    available: int
+from barrel_inference.memory import SystemMemory, system_memory
 
 
 class MemoryReader(Protocol):
@@ -21,10 +16,7 @@ class MemoryReader(Protocol):
 
 class PsutilMemory:
     def system(self) -> SystemMemory:
-        import psutil  # not for those who only import the package
-
-        memory = psutil.virtual_memory()
-        return SystemMemory(memory.total, memory.available)
+        return system_memory()
 
     def resident_bytes(self, pid: int) -> int:
         import psutil

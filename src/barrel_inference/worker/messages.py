@@ -59,6 +59,10 @@ class Drain(Msg, frozen=True):
     save_s: float
 
 
+class Ping(Msg, frozen=True):
+    """Answered by a ``Pulse`` at once, whatever the engine does; asked only while answers are owed."""
+
+
 class Room(Msg, frozen=True):
     """The janitor has made room (or could not): a writer waiting on this tier looks again."""
 
@@ -116,6 +120,12 @@ class NeedRoom(Msg, frozen=True):
     bytes: int
 
 
+class Pulse(Msg, frozen=True):
+    """The process lives. ``step``: the number of the step that its engine is in, 0 between two."""
+
+    step: int
+
+
 class Counters(Msg, frozen=True):
     """Cumulative counters of this worker and the facts of ``info()`` that change; at most four a second, and before
     exit."""
@@ -131,5 +141,5 @@ class Touched(Msg, frozen=True):
     keys: tuple[str, ...]
 
 
-Down = Load | Submit | Cancel | Call | Drain | Room
-Up = Progress | Ready | Failed | Started | Output | Reply | NeedRoom | Counters | Touched
+Down = Load | Submit | Cancel | Call | Drain | Ping | Room
+Up = Progress | Ready | Failed | Started | Output | Reply | NeedRoom | Pulse | Counters | Touched

@@ -20,14 +20,16 @@ import msgspec
 from barrel_inference.config import LoadOptions
 from barrel_inference.errors import (
     BarrelError,
+    ExhaustedError,
     InvalidRequestError,
     LoadError,
     NotLoadedError,
+    OutOfMemoryError,
     RequestTimeoutError,
     WorkerDiedError,
 )
 from barrel_inference.types import Chunk, ModelInfo, Phase, Request
-from barrel_inference.worker.channel import AsyncChannel, ChannelError
+from barrel_inference.worker.channel import ChannelError
 from barrel_inference.worker.client import Flight, Pending, PendingCall
 from barrel_inference.worker.messages import (
     Call,
@@ -38,7 +40,9 @@ from barrel_inference.worker.messages import (
     Msg,
     NeedRoom,
     Output,
+    Ping,
     Progress,
+    Pulse,
     Ready,
     Reply,
     Started,
@@ -47,11 +51,13 @@ from barrel_inference.worker.messages import (
 )
 from barrel_inference.worker.process import Life, worker_command
 from barrel_inference.worker.trial import Trial
+from barrel_inference.worker.vigil import Vigil
 
 MAX_START_ATTEMPTS = 3  # of one restart
 HEALTHY_LIFE_S = 60.0  # a life this long forgets earlier deaths
 MAX_BACKOFF_S = 30.0
 EXIT_GRACE_S = 5.0  # beyond what a drain was given
+SILENCE_S = 60.0  # of a worker that owes answers, then it counts as hung
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +78,7 @@ class Supervisor:
     """One loaded model as the runtime sees it. What is resumed after a death, and when, is for ``Trial`` to say.
 
     ``observe`` hears what concerns the runtime as a whole. ``ready_timeout_s`` is counted anew from each Progress.
+    ``silence_s``: see ``Vigil``.
     """
 
     def __init__(
@@ -80,6 +87,7 @@ class Supervisor:
         *,
         observe: Observer = lambda message: None,
         ready_timeout_s: float = 60.0,
+        silence_s: float = SILENCE_S,
         command: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -88,6 +96,7 @@ class Supervisor:
         self.phase: Phase = "starting"
         self._observe = observe
         self._ready_timeout_s = ready_timeout_s
+        self._silence_s = silence_s
         self._command = worker_command() if command is None else command
         self._clock = clock
         self._sleep = sleep
@@ -98,6 +107,7 @@ class Supervisor:
         self._flights: dict[str, Flight] = {}
         self._calls: dict[int, PendingCall] = {}
         self._next_call = 0
+        self._vigil = Vigil(silence_s, None)  # of the living worker
         self._trial = Trial()
         self._restarts = 0
         self._short_lives = 0
@@ -129,7 +139,7 @@ class Supervisor:
         await asyncio.wait([self._task], timeout=drain_s + save_s + EXIT_GRACE_S)
         if self._life is not None:
             _log.warning("worker %s did not drain in time and is killed", self.options.id)
-            self._life.process.kill()
+            self._life.kill()
         await asyncio.wait([self._task])
 
     async def _run(self) -> None:
@@ -137,7 +147,7 @@ class Supervisor:
         error: BarrelError = NotLoadedError(f"model {self.options.id!r} was unloaded")
         try:
             while self._life is not None:
-                await self._listen(self._life.channel)
+                await self._listen(self._life)
                 epitaph = await self._bury(self._life)
                 if self.phase == "stopping":
                     break
@@ -149,8 +159,7 @@ class Supervisor:
             _log.error("model %s cannot be restarted: %s", self.options.id, error, exc_info=is_bug)
         finally:
             if self._life is not None:  # this task was cancelled, or failed itself
-                self._life.process.kill()
-                self._life.channel.close()
+                self._life.kill()
             self.phase = "failed" if self._fatal is not None and self.phase != "stopping" else "stopped"
             self._fail_all(error)
 
@@ -164,9 +173,11 @@ class Supervisor:
             try:
                 await self._begin_life()
                 break
-            except LoadError as failure:
-                if attempt == MAX_START_ATTEMPTS or not failure.details.get("died"):
+            except (LoadError, OutOfMemoryError, ExhaustedError) as failure:
+                may_pass = failure.details.get("died") or isinstance(failure, ExhaustedError)
+                if attempt == MAX_START_ATTEMPTS or not may_pass:
                     raise
+                _log.warning("worker %s cannot be started again yet: %s", self.options.id, failure)
                 self._short_lives += 1
         self._submit()
 
@@ -179,27 +190,47 @@ class Supervisor:
 
     async def _bury(self, life: Life) -> str:
         """Reap the worker; returns how it ended."""
+        life.channel.close()
         if self.phase != "stopping":
             life.process.kill()  # its end of the socket is closed: nothing it still does is of use
-        epitaph = await life.end()
+        await life.process.end(EXIT_GRACE_S)
         self._life = None
         self._past = summed(self._past, self._counters)
         self._counters = {}
         lived_s = self._clock() - self._born
         self._short_lives = 1 if lived_s >= HEALTHY_LIFE_S else self._short_lives + 1
-        return epitaph
+        return life.epitaph()
 
     # ---- messages
 
-    async def _listen(self, channel: AsyncChannel) -> None:
-        """Until the worker closes its end or breaks the protocol."""
+    async def _listen(self, life: Life) -> None:
+        """Until the worker closes its end, breaks the protocol or has hung."""
+        self._vigil = Vigil.over(self._silence_s, self.options.context_opts.decode_budget_ms)
+        watching = asyncio.create_task(self._watch(life, self._vigil), name=f"watch {self.options.id}")
         try:
-            while (batch := await channel.receive()) is not None:
+            while (batch := await life.channel.receive()) is not None:
+                self._vigil.heard()
                 for message in batch:
                     self._dispatch(message)
                 self._submit()
         except ChannelError as error:
             _log.error("worker %s: %s", self.options.id, error)
+        finally:
+            watching.cancel()
+
+    async def _watch(self, life: Life, vigil: Vigil) -> None:
+        """Kill a worker that has hung; its requests go on in another one, as after any other death."""
+        last = self._clock()
+        while True:
+            await asyncio.sleep(vigil.tick_s)
+            last, before = self._clock(), last
+            owes = any(each.sent and not each.done for each in self._pending())
+            if wrong := vigil.tick(last - before, owes=owes):
+                _log.error("worker %s %s and is killed", self.options.id, wrong)
+                life.kill(f"it {wrong} and was killed")
+                return
+            if owes:
+                self._send([Ping()])
 
     def _dispatch(self, message: Up) -> None:
         match message:
@@ -216,6 +247,8 @@ class Supervisor:
                 self._info = info
             case NeedRoom() | Touched() | Progress():
                 self._observe(message)
+            case Pulse(step):
+                self._vigil.pulse(step)
             case Started() | Output() | Reply():
                 pass  # of a request that was given up in the meantime
             case Ready() | Failed():

@@ -6,6 +6,8 @@ import logging
 
 import pytest
 
+from barrel_inference.errors import LoadError, OutOfMemoryError
+
 binding = pytest.importorskip("barrel_inference.engine.llama.binding")
 WARN, ERROR, CONTINUED = 3, 4, 5
 
@@ -21,4 +23,18 @@ def test_warnings_are_kept_and_are_no_news(caplog: pytest.LogCaptureFixture) -> 
         ("WARNING", "no such tensor"),
         ("WARNING", "x"),
     ]
-    assert tail.reason("") == "n_ctx_seq (16384) > n_ctx_train (8192); no such tensor; x"
+    assert tail.reason("") == "no such tensor; x; n_ctx_seq (16384) > n_ctx_train (8192)"
+    assert isinstance(tail.failure("it", "", LoadError), LoadError)
+
+
+def test_a_want_of_memory_comes_first_and_has_its_own_error() -> None:
+    tail = binding.LogTail()
+    tail.write(WARN, "failed to mlock 10-byte buffer: Cannot allocate memory\n")
+    assert isinstance(tail.failure("it", "", LoadError), LoadError)
+    tail.write(ERROR, "cannot go on\n")
+    tail.write(ERROR, "insufficient memory (attempted to allocate 720.00 MB)\n")
+    error = tail.failure("llama.cpp refuses it", "", LoadError)
+    assert isinstance(error, OutOfMemoryError)
+    assert error.message.startswith(
+        "llama.cpp refuses it: insufficient memory (attempted to allocate 720.00 MB); cannot"
+    )

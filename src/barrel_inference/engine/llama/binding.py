@@ -15,6 +15,9 @@ import numpy as np
 from llama_cpp import llama_cpp
 from numpy.typing import NDArray
 
+from barrel_inference.errors import BarrelError, OutOfMemoryError
+from barrel_inference.memory import tells_of_shortage
+
 __all__ = ["build", "features", "float_view", "lib", "log_tail"]
 
 lib: Any = llama_cpp  # ctypes: nothing in it has a type that could be checked
@@ -31,7 +34,7 @@ class LogTail:
     news until then: it warns at each load of what we mean (the sum of all sequences' contexts, no pooling)."""
 
     def __init__(self) -> None:
-        self._lines: deque[str] = deque(maxlen=20)
+        self._lines: deque[tuple[int, str]] = deque(maxlen=20)  # and how bad it is
         self._lock = threading.Lock()
         self._last_level = 0
         self.flash_attn_resolved: bool | None = None
@@ -44,7 +47,7 @@ class LogTail:
         if level not in (_ERROR, _WARN) or not text.strip():
             return
         with self._lock:
-            self._lines.append(text.strip())
+            self._lines.append((level, text.strip()))
         _log.log(logging.WARNING if level == _ERROR else logging.DEBUG, "%s", text.strip())
 
     def clear(self) -> None:
@@ -52,9 +55,15 @@ class LogTail:
             self._lines.clear()
 
     def reason(self, default: str) -> str:
-        """The collected complaints in one line."""
+        """The collected complaints in one line: a want of memory first, errors before warnings."""
         with self._lock:
-            return "; ".join(self._lines) or default
+            lines = sorted(self._lines, key=lambda line: (not tells_of_shortage(line[1]), line[0] != _ERROR))
+        return "; ".join(text for _, text in lines) or default
+
+    def failure(self, what: str, default: str, kind: type[BarrelError]) -> BarrelError:
+        """The error for ``what`` failed: OutOfMemoryError when llama.cpp says so, else ``kind``."""
+        reason = self.reason(default)
+        return (OutOfMemoryError if tells_of_shortage(reason.split("; ")[0]) else kind)(f"{what}: {reason}")
 
 
 log_tail = LogTail()

@@ -34,7 +34,8 @@ def default_threads() -> int:
 
 
 def open_context(weights: Weights, opts: ContextOpts) -> tuple[Any, bool]:
-    """The context, and whether flash attention is on. ConfigError for what llama.cpp cannot combine, else LoadError."""
+    """The context, and whether flash attention is on. ConfigError for what llama.cpp cannot combine,
+    OutOfMemoryError for what it cannot allocate, else LoadError."""
     if opts.type_v in ("q4_0", "q5_0", "q5_1", "q8_0") and opts.flash_attn is False:
         raise ConfigError(
             f"type_v={opts.type_v} needs flash attention, which flash_attn=False switches off",
@@ -46,7 +47,7 @@ def open_context(weights: Weights, opts: ContextOpts) -> tuple[Any, bool]:
     log_tail.flash_attn_resolved = None
     context = lib.llama_init_from_model(weights.pointer, context_params(opts))
     if not context:
-        raise LoadError(f"llama.cpp cannot make this context: {log_tail.reason('not enough memory?')}")
+        raise log_tail.failure("llama.cpp cannot make this context", "not enough memory?", LoadError)
     _set_adapters(context, weights)
     resolved = log_tail.flash_attn_resolved
     return context, opts.flash_attn is not False if resolved is None else resolved

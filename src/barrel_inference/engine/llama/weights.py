@@ -26,7 +26,7 @@ class Weights:
         log_tail.clear()
         self.pointer = lib.llama_model_load_from_file(options.model_path.encode(), self.given.params)
         if not self.pointer:
-            raise InvalidModelError(f"llama.cpp refuses {options.model_path}: {log_tail.reason('no reason given')}")
+            raise log_tail.failure(f"llama.cpp refuses {options.model_path}", "no reason given", InvalidModelError)
         self.vocab = lib.llama_model_get_vocab(self.pointer)
         complaint = log_tail.reason("")
         self.warnings = [f"the weights could not be locked: {complaint}"] if "mlock" in complaint else []

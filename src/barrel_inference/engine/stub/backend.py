@@ -43,6 +43,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fail_at_step: dict[str, Literal["no_room", "aborted", "failed"]] = {}  # by the number of the decode, from 1
     poison: int = -1  # a batch with this token fails
     lethal: int = -1  # a batch with this token ends the process
+    endless: int = -1  # a batch with this token never returns
     eog_every: int = 0  # about one token in so many ends the answer; 0 = never
 
 
@@ -97,6 +98,8 @@ class StubBackend:
             return DecodeStatus(fault)
         if any(self._faults.lethal in piece.tokens for piece in slices):
             os.abort()
+        while any(self._faults.endless in piece.tokens for piece in slices):
+            time.sleep(1)
         if any(self._faults.poison in piece.tokens for piece in slices):
             return DecodeStatus.FAILED
         self._decoded += n_tokens

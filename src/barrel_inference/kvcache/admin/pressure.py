@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Literal
 
+from barrel_inference.memory import system_memory
+
 logger = logging.getLogger(__name__)
 
 Source = Callable[[], float]
@@ -25,10 +27,8 @@ def none() -> float:
 
 
 def system() -> float:
-    import psutil  # not for those who only import the package
-
-    memory = psutil.virtual_memory()
-    return 1.0 - float(memory.available) / float(memory.total)
+    memory = system_memory()
+    return 1.0 - memory.available / memory.total
 
 
 def nvidia_smi(command: tuple[str, ...] = SMI) -> float:

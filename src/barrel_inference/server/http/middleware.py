@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from barrel_inference.errors import BarrelError, InvalidRequestError, QueueFullError, RequestTimeoutError
-from barrel_inference.server.failures import ForbiddenError, TooLargeError, UnauthorizedError
+from barrel_inference.server.failures import ForbiddenError, ShuttingDownError, TooLargeError, UnauthorizedError
 from barrel_inference.server.http import auth, record
 from barrel_inference.server.http.record import Record
 from barrel_inference.server.http.streaming import noted
@@ -26,6 +26,7 @@ FailureOf = Callable[[str], Callable[[BarrelError], Response]]  # by path: each 
 
 LINGER_S = 2.0
 CLIENT_CLOSED_REQUEST = 499  # nobody sees it but logs and metrics: Ollama's number, and nginx's
+METRICS = "/metrics"
 
 _log = logging.getLogger(__name__)
 
@@ -100,10 +101,13 @@ class Access(NamedTuple):
 class Guard:
     """Answers preflights, refuses strangers, tells pages which origin may read the answer."""
 
-    def __init__(self, app: ASGIApp, *, access: Access, failure_of: FailureOf) -> None:
+    def __init__(
+        self, app: ASGIApp, *, access: Access, failure_of: FailureOf, is_closing: Callable[[], bool] = lambda: False
+    ) -> None:
         self._app = app
         self._access = access
         self._failure_of = failure_of
+        self._is_closing = is_closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -111,7 +115,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        if refusal := self._crowded(scope) or _two_hosts(headers) or self._stranger(host, origin):
+        if refusal := self._unwelcome(scope) or _two_hosts(headers) or self._stranger(host, origin):
             await self._failure_of(scope["path"])(noted(refusal))(scope, receive, send)
         elif scope["method"] == "OPTIONS":
             await Response(status_code=204, headers=_preflight(origin))(scope, receive, send)
@@ -122,11 +126,15 @@ class Guard:
             record.current().client = auth.client_of(self._access.keys, _key(headers), address)
             await self._app(scope, receive, _readable(send, origin))
 
-    def _crowded(self, scope: Scope) -> QueueFullError | None:
-        """Who only wants to know whether the server lives is answered all the same."""
-        if not scope.get("crowded") or scope["path"] in self._access.open_paths:
+    def _unwelcome(self, scope: Scope) -> BarrelError | None:
+        """Who only wants to know how the server is doing is answered all the same."""
+        if scope["path"] in self._access.open_paths or scope["path"] == METRICS:
             return None
-        return QueueFullError("server busy: too many connections are open", unread=True, retry_after_s=5)
+        if self._is_closing():
+            return ShuttingDownError("the server is shutting down", unread=True)
+        if scope.get("crowded"):
+            return QueueFullError("server busy: too many connections are open", unread=True, retry_after_s=5)
+        return None
 
     def _stranger(self, host: str, origin: str | None) -> ForbiddenError | None:
         if self._access.check_host and not auth.host_allowed(host, self._access.hosts):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from barrel_inference.worker.memory import SystemMemory
+from barrel_inference.memory import SystemMemory
 
 WORKER_BYTES = 150 << 20  # interpreter, llama.cpp, compute buffers
 RESERVE = 0.05  # of all memory, for everybody else

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from barrel_inference.config import LoadOptions
-from barrel_inference.errors import BarrelError, LoadError
+from barrel_inference.errors import BarrelError, ExhaustedError, LoadError, OutOfMemoryError
 from barrel_inference.worker.channel import BlockingChannel, ChannelError
 from barrel_inference.worker.child.assembly import Assembly, assemble
 from barrel_inference.worker.messages import (
@@ -22,6 +22,8 @@ from barrel_inference.worker.messages import (
     Failed,
     Load,
     Msg,
+    Ping,
+    Pulse,
     Ready,
     Room,
     Submit,
@@ -48,7 +50,7 @@ class Worker:
         except Exception as error:
             if not isinstance(error, BarrelError):
                 log.exception("loading failed")
-            self.send([Failed(LoadError.wrap(error).to_dict())])
+            self.send([Failed(_typed(error).to_dict())])
             return
         gc.freeze()  # walking the index of a large store takes the collector 0.2 s, which some token would wait for
         self.send([Ready(parts.facts.info())])
@@ -91,6 +93,8 @@ class Worker:
                 parts.intake.cancel(request_id)
             case Call():
                 parts.intake.call(message)
+            case Ping():
+                self.send([Pulse(parts.engine.current_step)])
             case Room(tier):
                 parts.store.room(tier)
             case Drain(deadline_s, save_s):
@@ -117,3 +121,10 @@ class Worker:
         """Without destructors: other threads may be inside llama.cpp, and the system frees memory faster."""
         logging.shutdown()
         os._exit(code)
+
+
+def _typed(error: Exception) -> BarrelError:
+    """Why a load failed."""
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError("not enough memory to load the model")
+    return ExhaustedError.of(error) or LoadError.wrap(error)
