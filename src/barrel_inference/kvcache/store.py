@@ -164,6 +164,10 @@ class Store:
     def is_pending(self, key: str) -> bool:
         return any(name.key == key for name in list(self._pending))
 
+    def pending_behind(self, parent: str) -> list[Name]:
+        """What is on its way and continues this chain position."""
+        return [name for name in list(self._pending) if name.parent == parent]
+
     def saved(self, name: Name, head: Record, *, was_written: bool) -> None:
         """It is in the save tier now; ``was_written``: by us, and not there already."""
         tier = self.save_tier

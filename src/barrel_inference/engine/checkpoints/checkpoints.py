@@ -16,11 +16,12 @@ from barrel_inference.engine.backend import Backend
 from barrel_inference.engine.checkpoints.restoring import Restorer, StoredPlan
 from barrel_inference.engine.checkpoints.saving import Saver
 from barrel_inference.engine.kvstore import KVStore, Plan
+from barrel_inference.kvcache.chain import pack_tokens, rest_key
 from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.lookup import Limit
 from barrel_inference.kvcache.policy import SaveReason, state_stops
 from barrel_inference.kvcache.reader import Reader
-from barrel_inference.kvcache.record import short
+from barrel_inference.kvcache.record import Name, short
 from barrel_inference.kvcache.render import shelf_bytes
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.writer import Writer
@@ -216,13 +217,25 @@ class StoredCheckpoints(Checkpoints):
         self._reader.close()
 
     def _await_more(self, plan: StoredPlan, deadline: float) -> bool:
-        """The next block was on its way, and is there now: its sequence may have left the context already."""
-        i = plan.length // BLOCK_TOKENS + 1
-        if self._writer is None or i >= len(plan.found.keys) or self._is_resident(plan, plan.length + BLOCK_TOKENS):
+        """The next block or tail was on its way, and is there now: its sequence may have left the context already."""
+        if self._writer is None or (found := self._on_its_way(plan)) is None or self._is_resident(plan, found[1]):
             return False
-        key, left_s = short(plan.found.keys[i]), deadline - time.monotonic()
-        is_pending = self._store.is_pending(key)
-        return is_pending and self._writer.wait_for(lambda: not self._store.is_pending(key), max(0.0, left_s))
+        key, left_s = found[0].key, deadline - time.monotonic()
+        return self._writer.wait_for(lambda: not self._store.is_pending(key), max(0.0, left_s))
+
+    def _on_its_way(self, plan: StoredPlan) -> tuple[Name, int] | None:
+        """What continues the plan and is being written, and how many tokens it leads to."""
+        i, keys = plan.length // BLOCK_TOKENS, plan.found.keys
+        pending = {name.key: name for name in self._store.pending_behind(short(keys[i]))} if i < len(keys) else {}
+        if not pending:
+            return None
+        start, packed = i * BLOCK_TOKENS, pack_tokens(plan.tokens[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS])
+        if i + 1 < len(keys) and (block := pending.get(short(keys[i + 1]))):
+            return block, start + BLOCK_TOKENS
+        for n in range(len(packed) // 4, plan.length - start, -1):
+            if tail := pending.get(short(rest_key("tail", keys[i], packed[: 4 * n]))):
+                return tail, start + n
+        return None
 
     def _is_resident(self, plan: StoredPlan, n: int) -> bool:
         """A sequence of the context holds the first ``n`` tokens, as far as is known."""
