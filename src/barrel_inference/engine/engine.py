@@ -202,7 +202,7 @@ class Engine:
         return max(0.0, min(times) - self._clock()) if times else None
 
     def _admit(self) -> None:
-        for generation in self._admission.admit(self._replay.alone()):
+        for generation in self._admission.admit(self._replay.alone()) if self._admission.waiting else ():
             try:
                 if generation.sampler is None:
                     generation.open(self._backend.sampler(generation.request.sampling, generation.seed))
@@ -214,7 +214,7 @@ class Engine:
                 self._announce(generation)
         if any(sequence.generation for sequence in self._sequences):
             self._admission.release_idle()
-        for generation in self._admission.turned_away():
+        for generation in self._admission.turned_away() if self._admission.waiting else ():
             self._fail(generation, self._admission.refusal(generation))
 
     def _announce(self, generation: Generation) -> None:
@@ -267,15 +267,20 @@ class Engine:
             return DecodeStatus.FAILED
 
     def _account(self, batch: list[Row], elapsed_s: float) -> None:
+        counters = self._counters
+        counters["steps"] += 1
+        counters["batch_sequences"] += len(batch)
         prompts = [row.slice for row in batch if row.generation.state is State.PREFILL]
+        if not prompts:  # most steps: nothing to divide
+            self._costs = self._costs.after(Step(0, len(batch), 0.0, elapsed_s))
+            counters["decoded_tokens"] += len(batch)
+            counters["decode_s"] += elapsed_s
+            return
         n_prefill, n_decode = sum(len(piece.tokens) for piece in prompts), len(batch) - len(prompts)
         depth = sum(piece.start * len(piece.tokens) for piece in prompts) / max(1, n_prefill)
         step = Step(n_prefill, n_decode, depth, elapsed_s)
         prefill_s = self._costs.prefill_part(step)
         self._costs = self._costs.after(step)
-        counters = self._counters
-        counters["steps"] += 1
-        counters["batch_sequences"] += len(batch)
         counters["prefilled_tokens"] += n_prefill
         counters["decoded_tokens"] += n_decode
         counters["prefill_s"] += prefill_s

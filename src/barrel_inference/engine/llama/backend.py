@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from barrel_inference.config import LoadOptions, ModelOpts
 from barrel_inference.engine.backend import DecodeStatus, Sampler, Slice, WeightsInMemory, check_batch, check_seq
 from barrel_inference.engine.llama.batch import Batch
-from barrel_inference.engine.llama.binding import float_view, lib, log_tail
+from barrel_inference.engine.llama.binding import address_of_logits, float_view, lib, log_tail
 from barrel_inference.engine.llama.context import open_context
 from barrel_inference.engine.llama.embedding import embed
 from barrel_inference.engine.llama.facts import read_info
@@ -47,6 +47,7 @@ class LlamaBackend:
         self._context: Any = None
         self._memory: Any = None
         self._rows: list[int] = []
+        self._views: dict[int, NDArray[np.float32]] = {}  # of logits, which lie where they lay in the last step
         self.scratch = options.context_opts.n_seq_max
         if options.model_opts.vocab_only:
             self.info = read_info(self._weights, options, context=None, flash_attn=False)
@@ -125,9 +126,12 @@ class LlamaBackend:
         return int(lib.llama_memory_seq_pos_max(self._memory, seq)) if self._memory else -1
 
     def logits(self, index: int) -> NDArray[np.float32]:
-        view = float_view(lib.llama_get_logits_ith(self._context, self._rows[index]), self.info.n_vocab)
-        if view is None:
+        address = address_of_logits(self._context, self._rows[index])
+        if address is None:
             raise DecodeError(f"slice {index} of the last batch asked for no logits")
+        view = self._views.get(address)
+        if view is None:
+            view = self._views[address] = float_view(address, self.info.n_vocab)
         return view
 
     def sampler(self, sampling: Sampling, seed: int) -> Sampler:
@@ -140,6 +144,7 @@ class LlamaBackend:
         return embed(self._context, self._memory, self._batch, self.info, inputs, scratch=self.scratch)
 
     def rebuild(self) -> None:
+        self._views.clear()
         lib.llama_free(self._context)
         self._context = None
         self._open()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from barrel_inference.errors import BarrelError, OutOfMemoryError
 from barrel_inference.memory import tells_of_shortage
 
-__all__ = ["build", "features", "float_view", "lib", "log_tail"]
+__all__ = ["address_of_logits", "build", "features", "float_view", "lib", "log_tail"]
 
 lib: Any = llama_cpp  # ctypes: nothing in it has a type that could be checked
 
@@ -78,11 +78,14 @@ lib.llama_log_set(_callback, ctypes.c_void_p(0))
 lib.llama_backend_init()
 
 
-def float_view(pointer: Any, count: int) -> NDArray[np.float32] | None:
-    """The ``count`` floats that llama.cpp points to, without a copy; None for a null pointer."""
-    address = ctypes.cast(pointer, ctypes.c_void_p).value
-    if address is None:
-        return None
+# (context, batch row) to an address or None: without the object that the binding makes of each pointer.
+address_of_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(
+    ("llama_get_logits_ith", lib._lib)
+)
+
+
+def float_view(address: int, count: int) -> NDArray[np.float32]:
+    """The ``count`` floats that llama.cpp has there, without a copy."""
     array: Any = (ctypes.c_float * count).from_address(address)
     view: NDArray[np.float32] = np.frombuffer(array, np.float32)
     return view

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,10 +102,10 @@ def _run(context: Any, memory: Any, batch: Batch) -> None:
 
 
 def _vector(pointer: Any, n_embd: int) -> Vector:
-    view = float_view(pointer, n_embd)
-    if view is None:
+    address = ctypes.cast(pointer, ctypes.c_void_p).value
+    if address is None:
         raise DecodeError("llama.cpp gave no embedding: this model or pooling has none")
-    return view.copy()
+    return float_view(address, n_embd).copy()
 
 
 def _normalised(vector: Vector) -> Vector:
