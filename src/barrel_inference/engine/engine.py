@@ -273,6 +273,7 @@ class Engine:
         prompts = [row.slice for row in batch if row.generation.state is State.PREFILL]
         if not prompts:  # most steps: nothing to divide
             self._costs = self._costs.after(Step(0, len(batch), 0.0, elapsed_s))
+            counters["prefilled_tokens"] += 0  # told from the first step on
             counters["decoded_tokens"] += len(batch)
             counters["decode_s"] += elapsed_s
             return
