@@ -32,6 +32,11 @@ class Threads:
 
 async def alone(work: Callable[..., T], /, *args: Any) -> T:
     """On a thread of its own, which keeps nobody waiting: no other work, and not the end of the process."""
+    return await asyncio.wrap_future(start(getattr(work, "__name__", "alone"), work, *args))
+
+
+def start(name: str, work: Callable[..., T], /, *args: Any) -> Future[T]:
+    """The same for who is on no event loop. Raises RuntimeError when the system has no thread to give."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -41,8 +46,8 @@ async def alone(work: Callable[..., T], /, *args: Any) -> T:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name=getattr(work, "__name__", "alone"), daemon=True).start()
-    return await asyncio.wrap_future(future)
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 def _came(done: Future[Any]) -> bool:

@@ -96,9 +96,7 @@ class Engine:
         self._costs = Costs()
         self._n_steps = 0
         self._n_turns = 0
-        self.current_step = (
-            0  # its number, for those who watch; 0 outside of steps, and what is posted may take any time
-        )
+        self.current_step = 0  # its number, for those who watch; 0 outside of steps: what is posted takes any time
         self._drain_until: float | None = None
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._snapshot = Snapshot(info.n_seq_max)
@@ -271,12 +269,6 @@ class Engine:
         counters["steps"] += 1
         counters["batch_sequences"] += len(batch)
         prompts = [row.slice for row in batch if row.generation.state is State.PREFILL]
-        if not prompts:  # most steps: nothing to divide
-            self._costs = self._costs.after(Step(0, len(batch), 0.0, elapsed_s))
-            counters["prefilled_tokens"] += 0  # told from the first step on
-            counters["decoded_tokens"] += len(batch)
-            counters["decode_s"] += elapsed_s
-            return
         n_prefill, n_decode = sum(len(piece.tokens) for piece in prompts), len(batch) - len(prompts)
         depth = sum(piece.start * len(piece.tokens) for piece in prompts) / max(1, n_prefill)
         step = Step(n_prefill, n_decode, depth, elapsed_s)

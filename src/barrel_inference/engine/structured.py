@@ -20,6 +20,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from barrel_inference import threads
 from barrel_inference.chat.schema import usable
 from barrel_inference.chat.tools.grammar import control_tokens
 from barrel_inference.engine.backend import Backend
@@ -101,18 +102,9 @@ def _is_worth_another_try(future: Future[Any]) -> bool:
 
 def _on_a_stack(n_bytes: int, function: Callable[[], T]) -> T:
     """Run on a thread that ends with it, so that the stack's memory is given back. Raises OutOfMemoryError."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(function())
-        except BaseException as error:
-            result.set_exception(error)
-
-    thread = threading.Thread(target=run, name="constraint", daemon=True)
     usual = threading.stack_size(n_bytes)
     try:
-        thread.start()
+        result = threads.start("constraint", function)
     except RuntimeError as error:
         raise OutOfMemoryError(f"a constraint cannot be compiled: {error}") from None
     finally:

@@ -21,7 +21,7 @@ from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.lookup import Limit
 from barrel_inference.kvcache.policy import SaveReason, state_stops
 from barrel_inference.kvcache.reader import Reader
-from barrel_inference.kvcache.record import Name, short
+from barrel_inference.kvcache.record import short
 from barrel_inference.kvcache.render import shelf_bytes
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.writer import Writer
@@ -220,20 +220,20 @@ class StoredCheckpoints(Checkpoints):
         """The next block or tail was on its way, and is there now: its sequence may have left the context already."""
         if self._writer is None or (found := self._on_its_way(plan)) is None or self._is_resident(plan, found[1]):
             return False
-        key, left_s = found[0].key, deadline - time.monotonic()
+        key, left_s = found[0], deadline - time.monotonic()
         return self._writer.wait_for(lambda: not self._store.is_pending(key), max(0.0, left_s))
 
-    def _on_its_way(self, plan: StoredPlan) -> tuple[Name, int] | None:
-        """What continues the plan and is being written, and how many tokens it leads to."""
+    def _on_its_way(self, plan: StoredPlan) -> tuple[str, int] | None:
+        """The key of what continues the plan and is being written, and how many tokens it leads to."""
         i, keys = plan.length // BLOCK_TOKENS, plan.found.keys
-        pending = {name.key: name for name in self._store.pending_behind(short(keys[i]))} if i < len(keys) else {}
+        pending = {name.key for name in self._store.pending_behind(short(keys[i]))} if i < len(keys) else set()
         if not pending:
             return None
         start, packed = i * BLOCK_TOKENS, pack_tokens(plan.tokens[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS])
-        if i + 1 < len(keys) and (block := pending.get(short(keys[i + 1]))):
+        if i + 1 < len(keys) and (block := short(keys[i + 1])) in pending:
             return block, start + BLOCK_TOKENS
         for n in range(len(packed) // 4, plan.length - start, -1):
-            if tail := pending.get(short(rest_key("tail", keys[i], packed[: 4 * n]))):
+            if (tail := short(rest_key("tail", keys[i], packed[: 4 * n]))) in pending:
                 return tail, start + n
         return None
 
