@@ -47,8 +47,15 @@ class _FileId(NamedTuple):
 
 def identity(path: Path) -> str:
     """Tells whether a path still leads to the same content, for as long as nobody forges time stamps. Without the
-    ctime, which a new link to the file changes. Raises OSError or InvalidModelError."""
-    return ":".join(map(str, _FileId.of(path)[:-1]))
+    ctime, which a new link to the file changes. Raises InvalidModelError."""
+    try:
+        return ":".join(map(str, _FileId.of(path)[:-1]))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidModelError:
+    return InvalidModelError(f"{path.name}: {(error.strerror or str(error)).lower()}")
 
 
 def check_identity(files: Iterable[tuple[str, str]]) -> None:
@@ -56,7 +63,7 @@ def check_identity(files: Iterable[tuple[str, str]]) -> None:
     for path, known in files:
         try:
             is_same = identity(Path(path)) == known
-        except OSError:
+        except InvalidModelError:
             is_same = False
         if not is_same:
             name = Path(path).name
@@ -106,7 +113,7 @@ class Fingerprints:
             if _key(paths, mode) != key:
                 raise InvalidModelError(f"{paths[0].name} changed while it was read")
         except OSError as error:
-            raise InvalidModelError(f"{paths[0].name}: {(error.strerror or str(error)).lower()}") from error
+            raise _unreadable(paths[0], error) from error
         if all(self._clock_ns() - path.stat().st_ctime_ns > RACY_NS for path in paths):
             self._remember(key, digest)
         return digest

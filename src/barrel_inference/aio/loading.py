@@ -6,7 +6,7 @@ Everything that can be wrong with the options of a load is found here, before an
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,8 @@ def resolve(model_id: str, arguments: LoadArguments, cwd_path: Path | None, fing
     ConfigError."""
     lora = [(absolute(path), scale) for path, scale in arguments.lora]
     shards = () if cwd_path is None else gguf.read(cwd_path).shards
-    files = _identities([*shards, *(path for path, _scale in lora)])  # before they are read for their fingerprints
+    paths = [*shards, *(path for path, _scale in lora)]
+    files = tuple((str(path), identity(path)) for path in paths)  # before they are read for their fingerprints
     if shards:
         fingerprint = fingerprints.of_model(shards, arguments.fingerprint_mode, arguments.fingerprint)
     else:
@@ -189,14 +190,6 @@ def resolve(model_id: str, arguments: LoadArguments, cwd_path: Path | None, fing
         thinking_markers=arguments.thinking_markers,
         stub=arguments.stub,
     )
-
-
-def _identities(paths: Sequence[Path]) -> tuple[tuple[str, str], ...]:
-    try:
-        return tuple((str(path), identity(path)) for path in paths)
-    except OSError as error:
-        name = Path(error.filename or "").name
-        raise InvalidModelError(f"{name}: {(error.strerror or str(error)).lower()}") from error
 
 
 def _check_adapter(path: Path) -> None:
