@@ -107,6 +107,7 @@ class Runner:
         restored = self.checkpoints.restore(plan, 0)
         if restored:
             sequence.adopt(prompt[:restored], plan.prefill_end(len(prompt)))
+            sequence.saved = restored
         return restored
 
     def _prefill(self, sequence: Sequence, prompt: list[int]) -> NDArray[np.float32]:

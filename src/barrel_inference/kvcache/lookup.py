@@ -2,7 +2,8 @@
 
 A position p can be resumed when all rows below it are there and, if the model needs them, the window rows just below p
 or the state of exactly p. The last rows may be lent by any object that continues the last whole block with the same
-tokens: the next block, a tail, another conversation's block. Owns nothing; ``find`` holds the store's lock.
+tokens: the next block, a tail, another conversation's block. A block may lie in parts: a tail, and rests that complete
+it. Owns nothing; ``find`` holds the store's lock.
 """
 
 from __future__ import annotations
@@ -12,19 +13,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from barrel_inference.config import BLOCK_TOKENS
-from barrel_inference.kvcache.chain import block_keys, pack_tokens, root
-from barrel_inference.kvcache.record import Expected, Name, ObjectKind, Record, short
+from barrel_inference.kvcache.chain import block_keys, pack_tokens, rest_key, root
+from barrel_inference.kvcache.record import MAX_PARTS, Expected, Name, ObjectKind, Record, short
 from barrel_inference.kvcache.store import Entry, Store
 from barrel_inference.kvcache.tier import Tier
 
 MAX_HEADER_READS = 64  # children of one position whose headers one lookup may read
-BLOCK_BYTES = BLOCK_TOKENS * 4
 
 Limit = Callable[[int], int]  # the largest position, not above the given one, at which the request may resume
 
 
 class Piece(NamedTuple):
-    """One object to read: positions [start, stop) of the [first, last) that it holds."""
+    """One object to read: positions [start, stop) of the [first, last) that it holds; its parent ends at ``after``."""
 
     tier: Tier
     name: Name
@@ -32,16 +32,18 @@ class Piece(NamedTuple):
     last: int
     start: int
     stop: int
+    after: int
 
 
-class Lender(NamedTuple):
-    """An object that continues a chain position with ``shared`` of the wanted tokens; ``held`` tokens in all."""
+class Lent(NamedTuple):
+    """Objects, each continuing the one before, that hold the wanted tokens up to ``stop``."""
 
-    tier: Tier
-    name: Name
-    held: int
-    shared: int
-    differs: bool  # it goes on with another token than the request
+    pieces: tuple[Piece, ...]
+    stop: int
+    differs: bool  # they go on with another token than the request
+
+    def behind(self, piece: Piece) -> Lent:
+        return Lent((piece, *self.pieces), self.stop, self.differs)
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,14 @@ class Found:
 
     def expected(self, piece: Piece) -> Expected:
         """What the header of ``piece`` must say."""
-        parent = self.keys[piece.last // BLOCK_TOKENS if piece is self.state else piece.first // BLOCK_TOKENS]
         tokens = self.packed[4 * piece.first : 4 * min(piece.last, self.length)]
-        return Expected(self.namespace, piece.name.kind, parent, piece.first, tokens)
+        return Expected(self.namespace, piece.name.kind, self._key_at(piece.after), piece.first, tokens)
+
+    def _key_at(self, position: int) -> bytes:
+        """Of the chain position, or of the tail that ends there."""
+        start = position // BLOCK_TOKENS * BLOCK_TOKENS
+        key = self.keys[start // BLOCK_TOKENS]
+        return key if start == position else rest_key("tail", key, self.packed[4 * start : 4 * position])
 
     def names(self) -> dict[Tier, list[Name]]:
         """The objects of each tier."""
@@ -119,8 +126,9 @@ class _Search:
         self._keys = (first, *block_keys(first, packed))
         self._names = [short(key) for key in self._keys]
         self._reads = MAX_HEADER_READS
-        self._blocks: list[tuple[Tier, Name]] = []
-        self._lender: Lender | None = None
+        self._n_blocks = 0
+        self._rows: list[Piece] = []  # of the whole blocks
+        self._lent: Lent | None = None
         self._states: dict[int, dict[int, tuple[Tier, Name, Record]]] = {}
 
     def run(self, limit: Limit) -> Found:
@@ -139,14 +147,33 @@ class _Search:
     def _walk(self) -> int:
         """Collect the whole blocks that are there, then who may lend the rest; tokens available."""
         for i, key in enumerate(self._names[1:]):
-            held = self._probe(key, "block") or self._object(i, key, "block")
-            if held is None:
+            start, stop = i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS
+            if held := self._probe(key, "block") or self._object(i, key, "block"):
+                self._rows.append(Piece(*held, start, stop, start, stop, start))
+            elif not self._cold and (parts := self._in_parts(i, key)):
+                self._rows += parts
+            else:
                 break
-            self._blocks.append(held)
-        i = len(self._blocks)
-        self._lender = self._best_lender(i)
-        shared = self._lender.shared if self._lender and not self._cold else 0
-        return i * BLOCK_TOKENS + shared
+            self._n_blocks += 1
+        start = self._n_blocks * BLOCK_TOKENS
+        self._lent = self._lend(self._names[self._n_blocks], start, start + BLOCK_TOKENS)
+        return self._lent.stop if self._lent and not self._cold else start
+
+    def _in_parts(self, i: int, key: str) -> list[Piece] | None:
+        """The tail and the rests that make up a block, found from its end."""
+        parts: list[Piece] = []
+        start, stop = i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS
+        while len(parts) < MAX_PARTS:
+            if held := self._probe(key, "tail"):
+                parts.append(Piece(*held, start, stop, start, stop, start))
+                return parts[::-1] if held[1].parent == self._names[i] else None
+            held = self._probe(key, "rest")
+            record = self._store.head(*held) if held else None
+            if held is None or record is None or not start < record.first < stop:
+                return None
+            parts.append(Piece(*held, record.first, stop, record.first, stop, record.first))
+            stop, key = record.first, record.name.parent
+        return None
 
     def _object(self, i: int, key: str, kind: ObjectKind) -> tuple[Tier, Name] | None:
         """A child of chain position i; a folder that changed is listed again before it counts as missing."""
@@ -172,19 +199,29 @@ class _Search:
             for entry in list(self._store.index(tier).by_parent.get(parent, {}).values()):
                 yield tier, entry
 
-    def _best_lender(self, i: int) -> Lender | None:
-        rest = self._packed[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]
-        self._refresh(self._names[i][:2])
-        best: Lender | None = None
-        for tier, entry in self._children(self._names[i]):
-            name = entry.best("block") or entry.best("tail")
+    def _lend(self, parent: str, start: int, end: int) -> Lent | None:
+        """Who continues a chain position, or a tail, with most of the tokens wanted below ``end``."""
+        wanted = self._packed[4 * start : 4 * end]
+        self._refresh(parent[:2])
+        best: Lent | None = None
+        for tier, entry in self._children(parent):
+            name = entry.continuing(parent)
             record = self._head(tier, entry, name) if name else None
-            if record is None or name is None:
+            if record is None or name is None or record.first != start:
                 continue
-            shared = _common_tokens(record.tokens, rest)
-            if best is None or shared > best.shared:
-                best = Lender(tier, name, record.count, shared, shared < min(record.count, len(rest) // 4))
+            lent = self._lent_by(Piece(tier, name, start, start + record.count, start, start, start), record, wanted)
+            if best is None or lent.stop > best.stop:
+                best = lent
         return best
+
+    def _lent_by(self, piece: Piece, record: Record, wanted: bytes) -> Lent:
+        stop = piece.first + _common_tokens(record.tokens, wanted)
+        end = piece.first + len(wanted) // 4
+        if stop < piece.last or stop == end or not record.count:
+            return Lent((piece._replace(stop=stop),), stop, stop < min(piece.last, end))
+        piece = piece._replace(stop=stop)
+        further = self._lend(piece.name.key, stop, end)
+        return further.behind(piece) if further else Lent((piece,), stop, differs=False)
 
     def _head(self, tier: Tier, entry: Entry, name: Name) -> Record | None:
         if name not in entry.heads:
@@ -214,17 +251,17 @@ class _Search:
     def _window(self, i: int) -> Piece | None:
         """The window rows of block i, or of whoever lends it: the last n_swa positions of the object."""
         start = i * BLOCK_TOKENS
-        if i < len(self._blocks):
-            count, key = BLOCK_TOKENS, self._names[i + 1]
-        elif self._lender is not None:
-            count, key = self._lender.held, self._lender.name.key
+        if i < self._n_blocks:
+            last, key = start + BLOCK_TOKENS, self._names[i + 1]
+        elif self._lent is not None:
+            last, key = self._lent.pieces[-1].last, self._lent.pieces[-1].name.key
         else:
             return None
         held = self._object(i, key, "window")
         if held is None:
             return None
-        first, last = start + count - min(count, self._shape.n_swa), start + count
-        return Piece(*held, first, last, first, last)
+        first = max(start, last - self._shape.n_swa)
+        return Piece(*held, first, last, first, last, start)
 
     def _state_below(self, at: int) -> int:
         for i in range(at // BLOCK_TOKENS, -1, -1):
@@ -255,14 +292,15 @@ class _Search:
 
     def _found(self, at: int) -> Found:
         mismatch = None
-        if self._lender is not None and self._lender.differs:
-            mismatch = len(self._blocks) * BLOCK_TOKENS + self._lender.shared
+        if self._lent is not None and self._lent.differs:
+            mismatch = self._lent.stop
         if at == 0:
             return Found(self._store.namespace, self._keys, self._packed, first_mismatch=mismatch)
         blocks = tuple(self._block_pieces(at)) if self._shape.has_blocks else ()
         windows = tuple(self._window_pieces(at)) if self._shape.n_swa else ()
         state = self._states_at(at // BLOCK_TOKENS)[at] if self._shape.has_state else None
-        piece = Piece(state[0], state[1], state[2].first, at, at, at) if state else None
+        after = at // BLOCK_TOKENS * BLOCK_TOKENS
+        piece = Piece(state[0], state[1], state[2].first, at, at, at, after) if state else None
         return Found(
             self._store.namespace,
             self._keys,
@@ -277,13 +315,10 @@ class _Search:
         )
 
     def _block_pieces(self, at: int) -> Iterator[Piece]:
-        for i, (tier, name) in enumerate(self._blocks[: -(-at // BLOCK_TOKENS)]):
-            start = i * BLOCK_TOKENS
-            stop = start + BLOCK_TOKENS
-            yield Piece(tier, name, start, stop, start, stop if stop < at else at)
-        start = len(self._blocks) * BLOCK_TOKENS
-        if self._lender is not None and start < at:
-            yield Piece(self._lender.tier, self._lender.name, start, start + self._lender.held, start, at)
+        for piece in (*self._rows, *(self._lent.pieces if self._lent else ())):
+            if piece.start >= at:
+                return
+            yield piece if piece.stop <= at else piece._replace(stop=at)
 
     def _window_pieces(self, at: int) -> Iterator[Piece]:
         need = max(0, at - self._shape.n_swa + 1)

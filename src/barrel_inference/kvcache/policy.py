@@ -174,7 +174,7 @@ class _Entry:
 
     namespace: str
     node: Node
-    parent: Node
+    parents: set[Node] = field(default_factory=set)  # of a block in parts two: its rest begins where a tail ends
     objects: list[Stored] = field(default_factory=list)
     children: int = 0
 
@@ -212,7 +212,7 @@ def victims(
 
     def rank(entry: _Entry) -> tuple[bool, float, Node]:
         cost, first = max(facts(one) for one in entry.objects)
-        if first > 0 and entry.parent not in entries:
+        if first > 0 and not any(parent in entries for parent in entry.parents):
             cost = 0.0  # no prompt reaches it without its parent
         worth = score(cost, now - entry.used_at, hits.get(entry.node, 0.0), entry.n_bytes)
         return entry.node in pinned, worth, entry.node
@@ -237,8 +237,7 @@ def victims(
         yield from entry.objects
         need_bytes -= entry.n_bytes
         held[entry.namespace] -= entry.n_bytes
-        parent = entries.get(entry.parent)
-        if parent is not None:
+        for parent in filter(None, map(entries.get, entry.parents)):
             parent.children -= 1
             if not parent.children:
                 heapq.heappush(leaves, rank(parent))
@@ -247,9 +246,10 @@ def victims(
 def _tree(stored: Iterable[Stored]) -> dict[Node, _Entry]:
     entries: dict[Node, _Entry] = {}
     for one in stored:
-        node, parent = one.name.key, one.name.parent
-        entries.setdefault(node, _Entry(one.namespace, node, parent)).objects.append(one)
+        entry = entries.setdefault(one.name.key, _Entry(one.namespace, one.name.key))
+        entry.parents.add(one.name.parent)
+        entry.objects.append(one)
     for entry in entries.values():
-        if entry.parent in entries:
-            entries[entry.parent].children += 1
+        for parent in filter(None, map(entries.get, entry.parents)):
+            parent.children += 1
     return entries

@@ -13,6 +13,9 @@
 All little endian; the header is padded with zeros to a multiple of 64, and the payload follows at once. The file is
 named ``<parent>-<key>.<kind>.<provenance>`` with the first 128 bits of both keys, in the folder of the parent's first
 two digits: the children of a chain position share a folder.
+
+A ``rest`` completes a tail, so that what grows is not written again: its parent is the tail (or rest) at whose end it
+begins, its key that of the block or tail which they make up together.
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ FIXED = struct.Struct("<4sHBB32s32s32sIIQQQQI")
 CHECKSUM = struct.Struct("<Q")
 MAX_HEADER = 4 << 20  # a million tokens: enough for a state that carries its whole prompt
 
-ObjectKind = Literal["block", "tail", "window", "state"]
+ObjectKind = Literal["block", "tail", "window", "state", "rest"]
 Provenance = Literal["p", "g"]  # computed by prefill as a cold run would, or not
 KINDS: tuple[ObjectKind, ...] = get_args(ObjectKind)
+ROWS: tuple[ObjectKind, ...] = ("block", "tail", "rest")  # of one key the best first
+MAX_PARTS = 8  # of a tail or block; each is a file to read
 FILE = re.compile(rf"([0-9a-f]{{{NAME_HEX}}})-([0-9a-f]{{{NAME_HEX}}})\.({'|'.join(KINDS)})\.([pg])")
 
 

@@ -15,6 +15,8 @@ from barrel_inference.kvcache.chain import NAME_HEX, unpack_tokens
 from barrel_inference.kvcache.record import (
     FIXED,
     MAX_HEADER,
+    MAX_PARTS,
+    ROWS,
     CorruptError,
     Name,
     ObjectKind,
@@ -41,6 +43,13 @@ class Entry:
     def best(self, kind: ObjectKind, cold: bool = False) -> Name | None:
         """The prefilled one when there is one; nothing else when ``cold``."""
         return self.names.get((kind, "p")) or (None if cold else self.names.get((kind, "g")))
+
+    def rows(self) -> Name | None:
+        return next(filter(None, map(self.best, ROWS)), None)
+
+    def continuing(self, parent: str) -> Name | None:
+        """The rows that begin where ``parent`` ends."""
+        return next((name for kind in ROWS if (name := self.best(kind)) and name.parent == parent), None)
 
 
 class Index:
@@ -104,7 +113,7 @@ class Index:
         entry = self.by_key.get(name.key)
         if entry is None:
             entry = self.by_key[name.key] = Entry()
-            self.by_parent.setdefault(name.parent, {})[name.key] = entry
+        self.by_parent.setdefault(name.parent, {})[name.key] = entry
         entry.names[name.kind, name.provenance] = name
         return entry
 
@@ -113,10 +122,12 @@ class Index:
         entry = self.by_key.get(name.key) if name else None
         if name is None or entry is None:
             return
-        entry.names.pop((name.kind, name.provenance), None)
+        if entry.names.get((name.kind, name.provenance)) == name:  # two rests may make up the same block
+            del entry.names[name.kind, name.provenance]
         entry.heads.pop(name, None)
         if not entry.names:
             del self.by_key[name.key]
+        if all(other.parent != name.parent for other in entry.names.values()):
             siblings = self.by_parent.get(name.parent, {})
             siblings.pop(name.key, None)
             if not siblings:
@@ -151,22 +162,40 @@ class Store:
         if self.save_tier is None or name in self._pending:
             return True
         entry = self._indices[self.save_tier.name].by_key.get(name.key)  # no lock: the engine must not wait
-        return entry is not None and entry.best(name.kind, cold=name.provenance == "p") is not None
+        if entry is not None and entry.best(name.kind, cold=name.provenance == "p") is not None:
+            return True
+        return name.kind in ROWS and name.provenance == "g" and self.parts(name.key) > 0
 
     def expect(self, name: Name) -> None:
         """``name`` was captured; call ``saved`` or ``dropped`` later."""
         self._pending.add(name)
 
+    def parts(self, key: str) -> int:
+        """How many objects of the save tier, or on their way there, make up a block or tail; 0 if one is missing."""
+        for n in range(1, MAX_PARTS + 1):
+            name = self._rows(key)
+            if name is None:
+                return 0
+            if name.kind != "rest":
+                return n
+            key = name.parent
+        return 0
+
+    def _rows(self, key: str) -> Name | None:
+        entry = self._indices[self.save_tier.name].by_key.get(key) if self.save_tier is not None else None
+        listed = entry.rows() if entry is not None else None
+        return listed or next((name for name in list(self._pending) if name.key == key and name.kind in ROWS), None)
+
     def is_listed(self, key: str) -> bool:
         """The save tier has it, as far as is known."""
-        return self.save_tier is not None and key in self._indices[self.save_tier.name].by_key
+        entry = self._indices[self.save_tier.name].by_key.get(key) if self.save_tier is not None else None
+        return entry is not None and (entry.rows() is None or self.parts(key) > 0)
 
     def is_pending(self, key: str) -> bool:
         return any(name.key == key for name in list(self._pending))
 
-    def pending_behind(self, parent: str) -> list[Name]:
-        """What is on its way and continues this chain position."""
-        return [name for name in list(self._pending) if name.parent == parent]
+    def pending_keys(self) -> set[str]:
+        return {name.key for name in list(self._pending)}
 
     def saved(self, name: Name, head: Record, *, was_written: bool) -> None:
         """It is in the save tier now; ``was_written``: by us, and not there already."""
@@ -178,17 +207,20 @@ class Store:
             if was_written:
                 self._indices[tier.name].unban(name)
             self._indices[tier.name].add(name, head)
-            weaker = name._replace(provenance="g")
-            if name.provenance == "p" and self._has(tier, weaker):
+            for weaker in self._weaker(tier, name):
                 self._indices[tier.name].discard(weaker)
                 tier.remove(self.folder, weaker)
 
     def dropped(self, name: Name) -> None:
         self._pending.discard(name)
 
-    def _has(self, tier: Tier, name: Name) -> bool:
-        entry = self._indices[tier.name].by_key.get(name.key)
-        return entry is not None and (name.kind, name.provenance) in entry.names
+    def _weaker(self, tier: Tier, name: Name) -> list[Name]:
+        """What a prefilled object replaces."""
+        if name.provenance != "p":
+            return []
+        names = self._indices[tier.name].by_key[name.key].names
+        kinds = ROWS if name.kind in ROWS else (name.kind,)
+        return [weaker for kind in kinds if (weaker := names.get((kind, "g"))) is not None]
 
     # ---- trouble
 
@@ -255,7 +287,7 @@ class Store:
     def _by_key(self, key: str) -> Record | None:
         for tier in self.tiers:
             entry = self._indices[tier.name].by_key.get(key)
-            name = entry and (entry.best("block") or entry.best("tail") or entry.best("state"))
+            name = entry and (entry.rows() or entry.best("state"))
             if name:
                 return self.head(tier, name)
         return None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from barrel_inference.kvcache.layout import Cells, Layout, LayoutError, Parsed
 from barrel_inference.kvcache.policy import SaveReason
 from barrel_inference.kvcache.reader import Memory
-from barrel_inference.kvcache.record import Name, ObjectKind, Provenance, Record, encode, payload_hash
+from barrel_inference.kvcache.record import ROWS, Name, ObjectKind, Provenance, Record, encode, payload_hash
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import NoRoomError, Tier
 from barrel_inference.tally import Tally
@@ -183,7 +183,7 @@ class Writer:
             if written:
                 self._count(f"saves_{reason}", 1)
                 self._count("saved_bytes", len(parts[0]) + record.payload_bytes)
-                self._count("saved_tokens", record.count if item.kind in ("block", "tail") else 0)
+                self._count("saved_tokens", record.count if item.kind in ROWS else 0)
 
     def _put_with_room(self, name: Name, parts: list[memoryview | bytes]) -> bool:
         try:

@@ -226,8 +226,8 @@ class StoredCheckpoints(Checkpoints):
     def _on_its_way(self, plan: StoredPlan) -> tuple[str, int] | None:
         """The key of what continues the plan and is being written, and how many tokens it leads to."""
         i, keys = plan.length // BLOCK_TOKENS, plan.found.keys
-        pending = {name.key for name in self._store.pending_behind(short(keys[i]))} if i < len(keys) else set()
-        if not pending:
+        pending = self._store.pending_keys()
+        if not pending or i >= len(keys):
             return None
         start, packed = i * BLOCK_TOKENS, pack_tokens(plan.tokens[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS])
         if i + 1 < len(keys) and (block := short(keys[i + 1])) in pending:

@@ -12,7 +12,7 @@ from barrel_inference.engine.sequence import Sequence
 from barrel_inference.kvcache.chain import Chain, pack_tokens, rest_key
 from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.policy import SaveReason, cold_limit, save_limit, whole_blocks
-from barrel_inference.kvcache.record import ObjectKind, Provenance, short
+from barrel_inference.kvcache.record import MAX_PARTS, ObjectKind, Provenance, short
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.writer import Capture, Item, Writer
 
@@ -118,12 +118,23 @@ class Saver:
         cost_us = int(sequence.cost_us_per_token * (end - start))
         rows = Item(kind, provenance, keys[i], key, start, packed, cost_us)
         if not self._store.is_known(rows.name):
-            yield rows
+            yield self._without_tail(rows, sequence.saved - start)
         if self._layout.window is not None:
             first = max(start, end - self._layout.n_swa)
             window = Item("window", provenance, keys[i], key, first, packed[4 * (first - start) :], cost_us)
             if not self._store.is_known(window.name):
                 yield window
+
+    def _without_tail(self, rows: Item, n: int) -> Item:
+        """Only what the tail of its first ``n`` tokens does not hold, if that is stored. What was prefilled
+        stays whole, for cold runs."""
+        if rows.provenance == "p" or not 0 < n < len(rows.tokens) // 4:
+            return rows
+        tail = rest_key("tail", rows.parent, rows.tokens[: 4 * n])
+        if not 0 < self._store.parts(short(tail)) < MAX_PARTS:
+            return rows
+        cost_us = rows.cost_us * (len(rows.tokens) // 4 - n) // (len(rows.tokens) // 4)
+        return Item("rest", "g", tail, rows.key, rows.first + n, rows.tokens[4 * n :], cost_us)
 
     def _with_state(self, sequence: Sequence, stop: int, runs: list[list[Item]]) -> list[list[Item]]:
         """Add the state of ``stop`` to the last run if that ends there, otherwise as a run of its own."""
