@@ -98,11 +98,8 @@ def test_a_modelfile_cannot_name_files_of_this_machine(run: Run, file: Path, tmp
     assert done.returncode != 0 and done.stderr.splitlines()[-1].startswith("error: ")
 
 
-@pytest.mark.parametrize(
-    "command", [("verify",), ("cache", "import", "x.tar"), ("cache", "export", "x", "x.tar", "hi")]
-)
-def test_what_is_only_here_says_so(run: Run, command: tuple[str, ...]) -> None:
-    done = run(*command)
+def test_what_is_only_here_says_so(run: Run) -> None:
+    done = run("verify")
     assert done.returncode == EXIT_REFUSED
     assert "unset BARREL_INFERENCE_HOST" in done.stderr and done.stderr.count("\n") == 1
 
@@ -153,6 +150,34 @@ def test_what_the_server_keeps_of_a_prompt(run: Run, server: RunningServer, mode
     assert told(run("cache", "pin", model, DOCUMENT, "--json"))["pinned_tokens"] >= 128
     assert run("cache", "unpin", model, DOCUMENT).stdout == "unpinned\n"
     assert run("cache", "unpin", model, DOCUMENT).returncode == EXIT_FAILED
+
+
+def test_a_prompt_is_brought_from_the_server_and_sent_to_it(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "warm.tar"
+    assert run("run", "stub", DOCUMENT, "--max-tokens", "5").returncode == 0
+    brought = told(run("cache", "export", "stub", str(file), DOCUMENT, "--json"))
+    assert brought["objects"] >= 3 and brought["tokens"] >= 128 and file.stat().st_size > brought["bytes"]
+    assert told(run("cache", "import", str(file), "--json"))["present"] == brought["objects"]
+    assert told(run("cache", "clear", "--json"))["objects"] >= 3
+    sent = told(run("cache", "import", str(file), "--tier", "store", "--json"))
+    assert (sent["objects"], sent["bytes"]) == (brought["objects"], brought["bytes"])
+    assert "0 objects imported" in run("cache", "import", str(file)).stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (("export", "nobody", "missing/warm.tar", DOCUMENT), "'nobody' not found"),
+        (("export", "stub", "missing/warm.tar", DOCUMENT), "cannot write missing/warm.tar: No such file"),
+        (("import", "missing.tar"), "cannot read missing.tar: No such file"),
+        (("import", "pyproject.toml"), "cannot import"),
+        (("import", "pyproject.toml", "--tier", "nosuch"), "nosuch"),
+    ],
+)
+def test_what_cannot_be_moved_says_why(run: Run, command: tuple[str, ...], reason: str) -> None:
+    assert run("run", "stub", DOCUMENT, "--max-tokens", "5").returncode == 0
+    done = run("cache", *command)
+    assert done.returncode != 0 and reason in done.stderr and done.stderr.count("\n") == 1
 
 
 def saved_tokens(server: RunningServer) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 import typer
@@ -19,11 +20,13 @@ from barrel_inference.cli.client import Client
 from barrel_inference.cli.private import made_known
 from barrel_inference.cli.report import EXIT_FAILED, Json, counted, human_bytes, print_json, printable, table
 from barrel_inference.errors import BarrelError, ConfigError
+from barrel_inference.kvcache.admin.archive import Moved
 from barrel_inference.kvcache.admin.content import Removed, Scrubbed
 from barrel_inference.types import CacheLookup
 
 T = TypeVar("T")
 
+EXPORTED = "x-exported"  # the server's header: what is in the file
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 Model = Annotated[str, typer.Argument(help="A GGUF file, or a name.")]
@@ -189,8 +192,11 @@ def export(
     async def work(runtime: AsyncRuntime, loaded: AsyncModel, text: str) -> Any:
         return await runtime.cache.export(loaded.id, text, file)
 
-    remote.only_here("cache export")
-    moved = asyncio.run(_with_model(model, prompt, raw, work))
+    if (server := remote.named()) is not None:
+        headers = server.download("/api/cache/export", _asked(server, model, prompt, raw), file)
+        moved = msgspec.json.decode(headers[EXPORTED], type=Moved)
+    else:
+        moved = asyncio.run(_with_model(model, prompt, raw, work))
     _tell(moved, f"{counted(moved.objects, 'object')} written to {file}, {human_bytes(moved.bytes)}", json)
 
 
@@ -209,8 +215,11 @@ def import_(
     async def work(runtime: AsyncRuntime) -> Any:
         return await runtime.cache.import_(source, tier=tier or local.first_tier(runtime.config))
 
-    remote.only_here("cache import")
-    moved = asyncio.run(_with_runtime(work))
+    if (server := remote.named()) is not None:
+        query = f"?{urlencode({'tier': tier})}" if tier else ""
+        moved = msgspec.convert(server.upload(f"/api/cache/import{query}", file), Moved)
+    else:
+        moved = asyncio.run(_with_runtime(work))
     _tell(moved, f"{counted(moved.objects, 'object')} imported, {human_bytes(moved.bytes)}", json)
 
 
@@ -247,12 +256,16 @@ def _of_prompt(
     """The same about the prompt as ``run`` would send it."""
     if (server := remote.named()) is None:
         return asyncio.run(_with_model(model, prompt, raw, work))
+    return msgspec.convert(server.ask("POST", f"/api/cache/{what}", _asked(server, model, prompt, raw)), kind)
+
+
+def _asked(server: Client, model: str, prompt: str | None, raw: bool) -> dict[str, str]:
     text, name = local.question(prompt), made_known(server, model)
     if not raw:  # the server knows what a model's own Modelfile puts around it
         turn = {"model": name, "messages": [{"role": "user", "content": text}], "truncate": False, "stream": False}
         shown = server.ask("POST", "/api/chat", turn | {"_debug_render_only": True})
         text = shown["_debug_info"]["rendered_template"]
-    return msgspec.convert(server.ask("POST", f"/api/cache/{what}", {"model": name, "prompt": text}), kind)
+    return {"model": name, "prompt": text}
 
 
 async def _with_runtime(work: Callable[[AsyncRuntime], Awaitable[T]]) -> T:

@@ -7,10 +7,19 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any
+from email.message import Message
+from pathlib import Path
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from barrel_inference.errors import BarrelError, InvalidRequestError, ModelNotFoundError, UnreachableError, from_dict
+from barrel_inference.errors import (
+    BarrelError,
+    CacheError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnreachableError,
+    from_dict,
+)
 from barrel_inference.server.environment import ENV_HOST, configuration, url
 from barrel_inference.server.failures import WRONG_OPTION
 
@@ -18,6 +27,7 @@ KEY_VARIABLE = "BARREL_INFERENCE_API_KEY"
 CONNECT_TIMEOUT_S = 5.0
 LOOK_TIMEOUT_S = 3.0  # ours answers in milliseconds, or a second or two on a machine that is busy
 LOOK_BYTES = 65_536
+BLOCK_BYTES = 1 << 20  # of a file, at a time
 
 
 class Client:
@@ -58,14 +68,13 @@ class Client:
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of the answer; None for an empty one."""
-        with self._sent(method, path, body) as response:
-            text = response.read()
-            return json.loads(text) if text else None
+        with self._sent(method, path, _packed(body)) as response:
+            return _read(response)
 
     def lines(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
         """The objects of a streamed answer. Closing the iterator closes the connection, which ends the work."""
         piece: dict[str, Any] = {}
-        with self._sent("POST", path, body) as response:
+        with self._sent("POST", path, _packed(body)) as response:
             for line in response:
                 piece = json.loads(line)
                 if "error" in piece:
@@ -74,8 +83,40 @@ class Client:
         if not piece.get("done") and piece.get("status") != "success":
             raise self._broke_off("the answer has no end")
 
+    def download(self, path: str, body: Any, file: Path) -> Message:
+        """Write the answer's bytes to ``file``, whole or not at all; its headers. CacheError when that fails."""
+        temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
+        with self._sent("POST", path, _packed(body)) as response:
+            try:
+                with temporary.open("wb") as out:
+                    out.writelines(self._blocks(response))
+                temporary.replace(file)
+            except OSError as error:
+                raise CacheError(f"cannot write {file}: {error.strerror or error}") from error
+            finally:
+                temporary.unlink(missing_ok=True)
+            return response.headers
+
+    def _blocks(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        try:
+            while block := response.read(BLOCK_BYTES):
+                yield block
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broke_off(error) from None
+        if response.length:
+            raise self._broke_off("the answer has no end")
+
+    def upload(self, path: str, file: Path) -> Any:
+        """The JSON of the answer to the bytes of ``file``. CacheError when it cannot be read."""
+        try:
+            content = file.open("rb")
+        except OSError as error:
+            raise CacheError(f"cannot read {file}: {error.strerror or error}") from error
+        with content, self._sent("POST", path, content) as response:
+            return _read(response)
+
     @contextmanager
-    def _sent(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
+    def _sent(self, method: str, path: str, body: bytes | BinaryIO | None) -> Iterator[http.client.HTTPResponse]:
         """The answer, still to be read."""
         headers = {"content-type": "application/json"}
         if self._key:
@@ -83,7 +124,7 @@ class Client:
         with closing(self._connect()) as connection:
             connection.sock.settimeout(None)  # a load or a long prompt may take its time
             try:
-                connection.request(method, path, None if body is None else json.dumps(body), headers)
+                connection.request(method, path, body, headers)
                 response = connection.getresponse()
                 if response.status >= 400:
                     raise _failure(response.status, response.read(), response.getheader(WRONG_OPTION))
@@ -106,6 +147,15 @@ class Client:
                 f"no server at {self.url} ({reason.lower()}): start one with barrel-inference serve, or set {ENV_HOST}"
             ) from None
         return connection
+
+
+def _packed(body: Any) -> bytes | None:
+    return None if body is None else json.dumps(body).encode()
+
+
+def _read(response: http.client.HTTPResponse) -> Any:
+    text = response.read()
+    return json.loads(text) if text else None
 
 
 def _failure(status: int, body: bytes, option: str | None = None) -> BarrelError:

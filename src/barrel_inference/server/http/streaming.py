@@ -69,9 +69,11 @@ class Answer(Response):
 
 
 class Download(Response):
-    """The bytes of the open file that ``work`` gives, which is closed in the end."""
+    """The bytes of the open file that ``work`` gives, with a header of its own; the file is closed in the end."""
 
-    def __init__(self, work: Coroutine[Any, Any, BinaryIO], threads: Threads, *, failure: Failure) -> None:
+    def __init__(
+        self, work: Coroutine[Any, Any, tuple[BinaryIO, tuple[bytes, bytes]]], threads: Threads, *, failure: Failure
+    ) -> None:
         self._work = work
         self._threads = threads
         self._failure = failure
@@ -81,13 +83,13 @@ class Download(Response):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            file = await self._work
+            file, about = await self._work
         except (Exception, asyncio.CancelledError) as error:
             await self._failure(noted(_reason(error, scope)))(scope, receive, send)
             return
         with file:
             length = str(os.fstat(file.fileno()).st_size).encode()
-            headers = [(b"content-type", BYTES.encode()), (b"content-length", length)]
+            headers = [(b"content-type", BYTES.encode()), (b"content-length", length), about]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             while piece := await self._threads.run(file.read, PIECE_BYTES):
                 await _body(send, piece)
