@@ -105,7 +105,7 @@ def test_mistake_19_a_rolled_back_sequence_saves_what_it_is_now(tmp_path: Path) 
     checkpoints.finish(sequence, "finish")
     assert checkpoints.flush(5.0)
     one = Runner(backend, checkpoints)
-    for prompt, restored in (([*sequence.tokens, 1], 400), ([*PROMPT[:300], 1], 256)):
+    for prompt, restored in (([*sequence.tokens, 1], 400), ([*PROMPT[:300], 1], 300)):
         cold_backend = FakeBackend()
         cold = Runner(cold_backend, open_on(cold_backend, options())).run(prompt)
         warm = one.run(prompt, cache="read")

@@ -28,7 +28,7 @@ from barrel_inference.kvcache.tier import Stored
     [
         (Policy(), 63, 0),
         (Policy(), 64, 64),
-        (Policy(), 1000, 960),
+        (Policy(), 1000, 1000),
         (Policy(min_tokens=200, cold_min_tokens=200), 199, 0),
         (Policy(cold_max_tokens=300), 1000, 256),
         (Policy(boundary_trim_tokens=50), 1000, 896),
@@ -37,6 +37,14 @@ from barrel_inference.kvcache.tier import Stored
 )
 def test_how_far_a_prompt_is_saved(policy: Policy, n_prompt: int, limit: int) -> None:
     assert cold_limit(policy, n_prompt) == limit
+
+
+def test_a_prompt_is_saved_in_blocks_and_to_its_end() -> None:
+    assert [save_limit(Policy(), 1000, n, 0, 0)[0] for n in (63, 200, 999, 1000)] == [0, 192, 960, 1000]
+    assert save_limit(Policy(), 1000, 1000, 0, 100)[0] == 960, "window rows would be written twice"
+    assert save_limit(Policy(boundary_trim_tokens=1), 1000, 1000, 0, 0)[0] == 960
+    assert save_limit(Policy(cold_max_tokens=999), 1000, 1000, 0, 0)[0] == 960
+    assert save_limit(Policy(), 63, 63, 0, 0)[0] == 0
 
 
 def test_generation_is_saved_at_intervals() -> None:

@@ -213,13 +213,22 @@ def test_every_turn_goes_on_exactly_and_is_written_once(tmp_path: Path, kind: st
     ), "and no part is left over"
 
 
+def test_another_answer_writes_its_own_tokens_alone(tmp_path: Path) -> None:
+    backend = FakeBackend("plain")
+    one = Runner(backend, open_on(backend, options(spec(tmp_path))))
+    one.run(PROMPT[:150], 100, forced=[1] * 100)
+    assert one.checkpoints.counters["saved_tokens"] == 250
+    one.run(PROMPT[:150], 100, forced=[2] * 100)
+    assert one.checkpoints.counters["saved_tokens"] == 350
+
+
 def test_a_block_has_no_more_than_so_many_parts(tmp_path: Path) -> None:
     one, runs = conversation(tmp_path, "plain", [(1, 2)] * 30)
     found = find(_store(one), [*runs[-1].tokens, 1], limit=lambda at: at)
     assert found.length == len(runs[-1].tokens)
     assert 2 < max(Counter(piece.start // 64 for piece in found.blocks).values()) <= MAX_PARTS
     tails = Counter(path.name[:32] for path in tmp_path.glob("*/*/*.tail.*"))
-    assert max(tails.values()) == 3, "at 3 tokens a turn a tail is whole again after each eighth"
+    assert max(tails.values()) == 6, "of some 43 prompts and answers in a block each eighth is whole again"
     assert one.run([*runs[-1].tokens, 1], 1).restored == len(runs[-1].tokens)
 
 
@@ -255,7 +264,7 @@ def test_parts_are_shipped_pinned_counted_and_proven(tmp_path: Path) -> None:
     there = Tier(spec(tmp_path / "there"))
     assert import_file(tmp_path / "prefix.kv", there).tokens == len(runs[-1].tokens) == moved.tokens
     (held,) = stats([there])
-    assert held.by_kind["rest"] == 1
+    assert held.by_kind == {"block": 1, "tail": 2, "rest": 3} and held.objects == moved.objects
     assert verify([there]).corrupt == 0
     backend = FakeBackend("plain")
     other = Runner(backend, open_on(backend, options(spec(tmp_path / "there"))))

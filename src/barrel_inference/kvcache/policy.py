@@ -65,22 +65,25 @@ def whole_blocks(n_tokens: int) -> int:
 
 
 def cold_limit(policy: Policy, n_prompt: int) -> int:
-    """How far a prompt is saved while it is prefilled, in whole blocks; 0 = not at all."""
+    """How far a prompt is saved while it is prefilled: to its end, or in whole blocks; 0 = not at all."""
     if n_prompt < max(policy.min_tokens, policy.cold_min_tokens):
         return 0
     limit = n_prompt - policy.boundary_trim_tokens
     if policy.cold_max_tokens is not None:
         limit = min(limit, policy.cold_max_tokens)
-    return whole_blocks(max(0, limit))
+    return n_prompt if limit >= n_prompt else whole_blocks(max(0, limit))
 
 
 def save_limit(policy: Policy, n_prompt: int, n_tokens: int, saved: int, n_swa: int) -> tuple[int, SaveReason]:
-    """How far a running sequence of ``n_tokens`` is to be saved now (whole blocks), and why.
+    """How far a running sequence of ``n_tokens`` is to be saved now, and why: to the end of its prompt, from where other
+    answers may go on, else in whole blocks.
 
-    With a sliding window blocks are saved before they leave it, whatever ``continued_interval`` says.
+    With a sliding window blocks are saved before they leave it, whatever ``continued_interval`` says. There tails are
+    not for free: their window rows are written again.
     """
     if n_tokens <= n_prompt:
-        return min(whole_blocks(n_tokens), cold_limit(policy, n_prompt)), "cold"
+        limit = min(n_tokens, cold_limit(policy, n_prompt))
+        return limit if limit == n_prompt and not n_swa else whole_blocks(limit), "cold"
     interval = policy.continued_interval
     if n_swa:
         interval = min(interval, max(BLOCK_TOKENS, whole_blocks(n_swa)))
