@@ -82,8 +82,10 @@ class BarrelError(Exception):
 
     @classmethod
     def wrap(cls, error: BaseException) -> BarrelError | Self:
-        """The error itself when it is one of ours, otherwise one of this class that names it."""
-        return error if isinstance(error, BarrelError) else cls(f"{type(error).__name__}: {error}")
+        """The error itself when it is one of ours, or that of a want; otherwise one of this class that names it."""
+        if isinstance(error, BarrelError):
+            return error
+        return ExhaustedError.of(error) or cls(f"{type(error).__name__}: {error}")
 
 
 _by_code[BarrelError.code] = BarrelError
@@ -224,11 +226,11 @@ class ExhaustedError(BarrelError):
     @classmethod
     def of(cls, error: BaseException) -> ExhaustedError | None:
         """What ``error`` is when it is such a want; otherwise None."""
-        is_want = isinstance(error, OSError) and error.errno in _WANTS
+        is_want = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _WANTS)
         if not is_want and not (isinstance(error, RuntimeError) and "can't start new thread" in str(error)):
             return None
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        return cls(f"the system has too few processes, threads or files left: {reason}", retry_after_s=RETRY_S)
+        reason = (getattr(error, "strerror", None) or str(error) or "out of memory").lower()
+        return cls(f"the system has too few processes, threads, files or pages left: {reason}", retry_after_s=RETRY_S)
 
 
 class UnreachableError(BarrelError):

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -54,6 +55,12 @@ def pid_of(one: Supervisor) -> int:
     return pid
 
 
+def is_stopped(pid: int) -> bool:
+    """All of its threads, the last of which may be about to answer; true at once where that cannot be seen."""
+    states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(state == "T" for state in states)
+
+
 async def test_a_stopped_worker_is_replaced_and_the_stream_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async with started(delay_ms=10.0) as one:
         expected = (await collect(one, request("alone"))).text
@@ -72,7 +79,9 @@ async def test_a_stopped_worker_is_replaced_and_the_stream_goes_on(caplog: pytes
 
 async def test_a_call_to_a_stopped_worker_is_answered_by_the_next() -> None:
     async with started() as one:
-        os.kill(pid_of(one), signal.SIGSTOP)
+        pid = pid_of(one)
+        os.kill(pid, signal.SIGSTOP)
+        await eventually(lambda: is_stopped(pid))
         assert await one.call("tokenize", text="hi", add_special=False, parse_special=False)
         assert one.info().restarts == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
@@ -62,5 +63,26 @@ __main__.main()
     channel.send([Cancel("r"), Call(1, "facts", {})])
     while await channel.receive() is not None:
         pass
+    assert await process.wait() == 1
+    channel.close()
+
+
+async def test_a_thread_that_cannot_even_tell_how_it_ended_ends_it_too() -> None:
+    """As without memory."""
+    program = """
+import logging
+from barrel_inference.worker import __main__
+from barrel_inference.worker.child import intake, worker
+def fail(*args, **kwargs): raise MemoryError
+intake.Intake._reply = worker.log.error = logging.shutdown = fail
+__main__.main()
+"""
+    process, sock = WorkerProcess.spawn("m", [sys.executable, "-c", program])
+    channel = await AsyncChannel.open(sock)
+    channel.send([Load(PROTOCOL, STUB)])
+    channel.send([Call(1, "facts", {})])
+    async with asyncio.timeout(60):
+        while await channel.receive() is not None:
+            pass
     assert await process.wait() == 1
     channel.close()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
-from barrel_inference.errors import BarrelError, ExhaustedError
+from barrel_inference.errors import BarrelError, DiskFullError, ExhaustedError
 
 INTERNAL = 500
 WRONG_OPTION = "x-wrong-option"  # header of an answer to a request with a wrong value
@@ -104,6 +105,8 @@ def of(error: BaseException) -> BarrelError:
     """What a client is told of any exception: of a bug only that there was one (the log has the rest)."""
     if isinstance(error, BarrelError):
         return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError("no space is left on the server's disk")
     return ExhaustedError.of(error) or BarrelError(
         "internal error: the server's log has the details under this request's id"
     )

@@ -88,7 +88,7 @@ def refused(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "later"])
 def test_garbage_behind_a_request_spoils_no_answer(server: RunningServer, at_once: bool) -> None:
-    asked = json.dumps({"model": "stub", "prompt": "hi", "options": {"num_predict": 30}}).encode()
+    asked = json.dumps({"model": "slow", "prompt": "hi", "options": {"num_predict": 30}}).encode()
     head = b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(asked)
     where = urlsplit(server.url)
     with socket.create_connection((where.hostname, where.port), timeout=60) as client:
@@ -110,3 +110,30 @@ def test_two_hosts_are_refused(server: RunningServer) -> None:
 def test_a_wrong_method_is_the_request_s_fault(server: RunningServer, path: str) -> None:
     status, answer = server.request("GET", path)
     assert (status, answer["error"]["type"]) == (405, "invalid_request_error")
+
+
+@pytest.mark.parametrize("size", [b"zz", b"-1", b"ffffffffffffffffff"])
+def test_a_body_that_breaks_off_into_garbage_is_refused_at_once(server: RunningServer, size: bytes) -> None:
+    """Not only when nothing more of it has come for a while, which would be another status."""
+    broken = post(b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", offer=b"")
+    assert statuses(server, [broken, size + b"\r\nx"]) == [b"400"]
+    assert statuses(server, [broken + size + b"\r\nx"]) == [b"400"]
+
+
+def test_fields_behind_a_body_are_none_of_the_head(server: RunningServer) -> None:
+    framed = CHUNKED.removesuffix(b"\r\n") + b"Host: evil.example\r\nX-Request-ID: late\r\n\r\n"
+    assert statuses(server, [post(framed, offer=b"") + LAST]) == [b"200", b"200"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_http_1_0_knows_no_chunks(server: RunningServer, stream: bool) -> None:
+    asked = json.dumps({"model": "stub", "prompt": "hi", "options": {"num_predict": 5}, "stream": stream}).encode()
+    where = urlsplit(server.url)
+    with socket.create_connection((where.hostname, where.port), timeout=60) as client:
+        client.sendall(
+            b"POST /api/generate HTTP/1.0\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(asked), asked)
+        )
+        head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert b"200 OK" in head and b"transfer-encoding" not in head
+    lines = [json.loads(line) for line in body.splitlines()]
+    assert lines[-1]["done"] and (len(lines) > 1) == stream

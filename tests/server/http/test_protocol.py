@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -17,15 +18,16 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.aborted = asyncio.Event()
+        self.closed = False
 
     def is_closing(self) -> bool:
-        return self.aborted.is_set()
+        return self.closed or self.aborted.is_set()
 
     def write(self, data: Any) -> None:
         pass
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
     def abort(self) -> None:
         self.aborted.set()
@@ -46,6 +48,16 @@ def connected(write_timeout_s: float) -> tuple[Any, Transport]:
 async def test_who_does_not_read_is_let_go() -> None:
     protocol, transport = connected(0.01)
     protocol.pause_writing()
+    async with asyncio.timeout(60):
+        await transport.aborted.wait()
+    protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("close", ["timeout_keep_alive_handler", "shutdown"])
+async def test_who_does_not_read_the_rest_of_a_closed_connection_is_let_go(close: str) -> None:
+    protocol, transport = connected(0.01)
+    getattr(protocol, close)()
+    protocol.resume_writing()  # there is less left, but something
     async with asyncio.timeout(60):
         await transport.aborted.wait()
     protocol.connection_lost(None)

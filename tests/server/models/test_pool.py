@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from barrel_inference.config import ServerOptions
-from barrel_inference.errors import LoadError, OutOfMemoryError, QueueFullError
+from barrel_inference.errors import DamagedModelError, InvalidModelError, LoadError, OutOfMemoryError, QueueFullError
 from barrel_inference.server.failures import ShuttingDownError
 from barrel_inference.server.http import record
 from barrel_inference.server.http.record import Record
@@ -358,3 +358,12 @@ def test_kv_bytes_per_token() -> None:
     }
     assert kv_bytes_per_token(metadata) == 30 * 3 * (64 + 64) * 2
     assert kv_bytes_per_token(metadata, "q8_0", "q8_0") == int(30 * 3 * 128 * 8.5 / 8)
+
+
+async def test_files_that_were_replaced_while_a_request_ran_are_not_its_fault() -> None:
+    """Its worker died, and the next one does not find what the first had read."""
+    world = World()
+    with pytest.raises(DamagedModelError, match="'a:latest' are missing or damaged"):
+        async with world.pool.lease(A):
+            raise InvalidModelError("a.gguf has been replaced")
+    await world.use(A)

@@ -15,6 +15,7 @@ import pytest
 
 from barrel_inference.config import TierSpec
 from tests.server.harness import RunningServer
+from tests.support.disks import small_disk
 
 PROMPT = {"model": "stub", "prompt": "A long text that will be asked about. " * 10}
 
@@ -110,6 +111,17 @@ def test_an_archive_that_the_tier_could_not_hold_is_not_taken(tmp_path: Path, ch
         response = connection.getresponse()
         assert (response.status, "larger than" in json.loads(response.read())["error"]) == (413, True)
         connection.close()
+
+
+def test_an_archive_for_which_the_disk_has_no_space(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is not the disk of the tier that it is for."""
+    with small_disk(tmp_path / "tmp", 1 << 20) as full:
+        monkeypatch.setattr(tempfile, "tempdir", str(full))
+        status, body = import_(server, bytes(3 << 20))
+        assert (status, body) == (507, {"error": "no space is left on the server's disk"})
+        assert not list(full.iterdir())
 
 
 def test_nothing_is_left_behind(server: RunningServer, archive: bytes) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from barrel_inference.errors import BarrelError, ContextExceededError
+from barrel_inference.errors import BarrelError, ContextExceededError, ExhaustedError
 from barrel_inference.types import Request, Sampling
 from barrel_inference.worker.channel import ChannelError
 from barrel_inference.worker.child.intake import Intake
@@ -66,6 +66,8 @@ class Bench:
                 raise ContextExceededError("too long", n_ctx=1)
             case "bug":
                 raise ZeroDivisionError("a bug")
+            case "no memory":
+                raise MemoryError
         return SimpleNamespace(id=request.id)
 
     def answer(self, op: str, args: dict[str, Any]) -> Any:
@@ -113,12 +115,14 @@ def test_every_failure_is_one_typed_answer_and_the_next_request_is_served() -> N
     bench.may_prepare.set()
     bench.submit("a", "long")
     bench.submit("b", "bug")
+    bench.submit("no memory", "no memory")
     bench.submit("c")
-    first, second = bench.next_sent(), bench.next_sent()
+    first, second, third = bench.next_sent(), bench.next_sent(), bench.next_sent()
     assert isinstance(first, Output) and isinstance(second, Output)
     assert (first.request_id, first.error) == ("a", ContextExceededError("too long", n_ctx=1).to_dict())
     assert second.error is not None and "ZeroDivisionError: a bug" in second.error["message"]
     assert second.error["code"] == BarrelError.code, "not the request's fault"
+    assert third.error["code"] == ExhaustedError.code and third.error["message"].endswith(": out of memory")
     assert bench.engine.told.get(timeout=20) == ("submit", "c")
 
 

@@ -1,5 +1,6 @@
 """The connection below the application: how long and how large the head of a request may be, and how long a client may
-neither ask nor read. And what uvicorn does not do: bodies behind an offer to upgrade, clients that ask ahead and leave.
+neither ask nor read. And what uvicorn does not do: bodies behind an offer to upgrade, clients that ask ahead and leave,
+fields behind a body, HTTP/1.0.
 
 Owned by uvicorn, one instance a connection.
 """
@@ -88,6 +89,19 @@ class GuardedHttp(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._read_on()
         super().resume_writing()
+        self._see_off()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._see_off()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._see_off()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._see_off()
 
     def on_message_begin(self) -> None:
         if self._silent:
@@ -109,8 +123,9 @@ class GuardedHttp(HttpToolsProtocol):
         if self._silent:
             return
         self._named_bytes += len(name) + len(value)
-        self._check_named()  # also fields behind a chunked body
-        super().on_header(name, value)
+        self._check_named()
+        if self._in_head:  # fields behind a chunked body are not the head's, which others may have checked
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._silent:
@@ -122,6 +137,8 @@ class GuardedHttp(HttpToolsProtocol):
         if 0 < self.max_connections < len(self.connections):
             self.scope["crowded"] = True  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _until_closed(self.cycle)
         if self.parser.should_upgrade():
             self._body_head = _body_head(self.headers)
         if 0 < len(self.pipeline) < MAX_AHEAD:
@@ -136,12 +153,15 @@ class GuardedHttp(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
-        """Not into the middle of an answer: that one ends first, and with it the connection."""
-        if self._answering is not None and not self._answering.response_complete:
-            self._answering.keep_alive = False
+        """Not into the middle of an answer, nor before one that comes first: that ends, and with it the connection."""
+        cycle = self._answering
+        is_of_it = cycle is self.cycle and cycle is not None and cycle.more_body and not cycle.response_started
+        if cycle is not None and not cycle.response_complete and not is_of_it:
+            cycle.keep_alive = False
             self.pipeline.clear()
         elif not self.transport.is_closing():
             super().send_400_response(msg)
+            self._see_off()
 
     def _unsupported_upgrade_warning(self) -> None:
         """To answer as if nothing had been offered is what HTTP asks for. Java's client offers HTTP/2 with everything
@@ -162,6 +182,12 @@ class GuardedHttp(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.transport.write(_TOO_LARGE)
             self.transport.close()
+            self._see_off()
+
+    def _see_off(self) -> None:
+        """A connection that was closed stays until its client has read what is left: that has its time as well."""
+        if self.transport.is_closing() and self._unread is None:
+            self._unread = self.loop.call_later(self.write_timeout_s, self.transport.abort)
 
     def _read_on(self) -> None:
         if self._unread is not None:
@@ -176,6 +202,18 @@ class GuardedHttp(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _until_closed(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows no chunks: what has no length ends with the connection."""
+    send = cycle.send
+
+    async def sending(message: Any) -> None:
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.chunked_encoding = False
+    cycle.send = sending  # type: ignore[method-assign]
 
 
 def _body_head(headers: list[tuple[bytes, bytes]]) -> bytes:

@@ -14,10 +14,11 @@ import msgspec
 
 from barrel_inference.aio import AsyncModel
 from barrel_inference.config import ServerOptions
+from barrel_inference.errors import InvalidModelError
 from barrel_inference.server.failures import ShuttingDownError
 from barrel_inference.server.http import record
 from barrel_inference.server.models.admission import Gate
-from barrel_inference.server.models.catalog import Entry
+from barrel_inference.server.models.catalog import Entry, damaged
 from barrel_inference.server.models.keepalive import FOREVER, Timers
 from barrel_inference.server.models.parameters import merge
 from barrel_inference.server.models.room import Room
@@ -89,6 +90,8 @@ class Pool:
                 async with slot.use(wanted, hints, until) as model:
                     ready = clock()
                     yield Lease(model, entry, slot.n_ctx, ready - began)
+        except InvalidModelError as error:  # at the load, or when a worker that had died found other files
+            raise damaged(entry, error) from error
         finally:  # whatever it did not come to has taken no time
             admitted = clock() if admitted is None else admitted
             ready = clock() if ready is None else ready

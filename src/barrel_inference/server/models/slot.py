@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from barrel_inference.aio import AsyncModel
-from barrel_inference.errors import BarrelError, InvalidModelError, QueueFullError
+from barrel_inference.errors import BarrelError, QueueFullError
 from barrel_inference.server.models.admission import Gate
-from barrel_inference.server.models.catalog import Entry, damaged
+from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.keepalive import KeepAlive, Timers
 from barrel_inference.server.models.parameters import merge
 
@@ -167,15 +167,12 @@ class Slot:
 
     async def _reload(self, n_ctx: int, hints: Mapping[str, Any]) -> None:
         """With a larger context, once nobody uses the smaller one, which is not given up for what never fits."""
-        try:
-            needed = await self._need(self, n_ctx)
-            await self._unused.wait()
-            await self._unload()
-            await self._make_room(self, needed)
-            self._has_room.set()
-            await self._load(n_ctx, hints)
-        except InvalidModelError as error:
-            raise damaged(self.entry, error) from error
+        needed = await self._need(self, n_ctx)
+        await self._unused.wait()
+        await self._unload()
+        await self._make_room(self, needed)
+        self._has_room.set()
+        await self._load(n_ctx, hints)
 
     async def _load(self, n_ctx: int, hints: Mapping[str, Any]) -> None:
         started = self._timers.time()

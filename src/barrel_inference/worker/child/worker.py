@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from barrel_inference.config import LoadOptions
-from barrel_inference.errors import BarrelError, ExhaustedError, LoadError, OutOfMemoryError
+from barrel_inference.errors import BarrelError, LoadError, OutOfMemoryError
 from barrel_inference.worker.channel import BlockingChannel, ChannelError
 from barrel_inference.worker.child.assembly import Assembly, assemble
 from barrel_inference.worker.messages import (
@@ -108,23 +108,29 @@ class Worker:
     def _thread_failed(self, what: threading.ExceptHookArgs) -> None:
         """A worker without one of its threads would hold its clients for ever; another one takes its requests over."""
         name = what.thread.name if what.thread else "a thread"
-        log.error("the %s thread failed", name, exc_info=what.exc_value)
-        self._exit(1)
+        try:
+            log.error("the %s thread failed", name, exc_info=what.exc_value)
+        finally:  # without memory nothing can be told either
+            self._exit(1)
 
     def _orphaned(self) -> None:
         """The runtime is gone, and so is every client; only what is in the writer's hands is still worth something."""
-        if self._parts is not None:
-            self._parts.store.flush(ORPHAN_FLUSH_S)
-        self._exit(0)
+        try:
+            if self._parts is not None:
+                self._parts.store.flush(ORPHAN_FLUSH_S)
+        finally:
+            self._exit(0)
 
     def _exit(self, code: int) -> None:
         """Without destructors: other threads may be inside llama.cpp, and the system frees memory faster."""
-        logging.shutdown()
-        os._exit(code)
+        try:
+            logging.shutdown()
+        finally:
+            os._exit(code)
 
 
 def _typed(error: Exception) -> BarrelError:
     """Why a load failed."""
     if isinstance(error, MemoryError):
         return OutOfMemoryError("not enough memory to load the model")
-    return ExhaustedError.of(error) or LoadError.wrap(error)
+    return LoadError.wrap(error)

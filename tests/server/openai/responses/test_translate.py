@@ -80,6 +80,10 @@ def test_items_that_follow_each_other_are_one_turn() -> None:
         ({"input": [{"type": "computer_call"}]}, UnsupportedError, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, UnsupportedError, "input"),
         ({"input": [{"type": "function_call", "arguments": "{}"}]}, InvalidRequestError, "input"),
+        ({"input": [{"type": {"a": "message"}, "role": "user"}]}, UnsupportedError, "input"),
+        ({"input": [{"role": "user", "content": 1.5}]}, InvalidRequestError, "input"),
+        ({"input": [{"type": "reasoning", "summary": True}]}, InvalidRequestError, "input"),
+        ({"input": [{"type": "function_call_output", "output": 7}]}, InvalidRequestError, "input"),
         ({"text": {"format": {"type": "json_schema"}}}, InvalidRequestError, "text"),
     ],
 )
@@ -216,7 +220,7 @@ JSON = st.recursive(
 )
 CALL_TYPES = ["function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"]
 ITEM_TYPES = ["message", "reasoning", "additional_tools", *CALL_TYPES, "item_reference", "other"]
-ITEMS = st.fixed_dictionaries({"type": st.sampled_from(ITEM_TYPES)}, optional=dict.fromkeys(PARTS, JSON))
+ITEMS = st.fixed_dictionaries({"type": st.sampled_from(ITEM_TYPES) | JSON}, optional=dict.fromkeys(PARTS, JSON))
 
 
 @given(

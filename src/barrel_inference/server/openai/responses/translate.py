@@ -67,7 +67,7 @@ def messages(found: Sequence[Mapping[str, Any]]) -> list[Message]:
             turn.clear()
 
     for item in found:
-        kind = item.get("type") or "message"
+        kind = str(item.get("type") or "message")
         if kind == "message" and item.get("role") == "assistant":
             turn["content"] = "\n".join(filter(None, [turn.get("content"), _text(item.get("content"))]))
         elif kind == "reasoning":
@@ -115,6 +115,8 @@ def _object(arguments: Any) -> str:
 def _text(content: Any) -> str:
     if isinstance(content, str | None):
         return content or ""
+    if not isinstance(content, list):
+        raise InvalidRequestError("what an input item says is a text or a list of parts", option="input")
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
