@@ -29,7 +29,8 @@ BarrelError                     internal
 │   ├── DecodeError             decode_failed
 │   └── WorkerDiedError         worker_died
 ├── CacheError                  cache_error           export, import, pin
-│   └── NotStoredError          not_stored            nothing of the prompt is there
+│   ├── NotStoredError          not_stored            nothing of the prompt is there
+│   └── CacheFullError          cache_full            no room for what is exported or imported
 ├── ExhaustedError              exhausted             no process, thread or descriptor is left: it may pass
 ├── UnreachableError            unreachable           no server answers
 ├── ListenError                 cannot_listen         another process has the address
@@ -216,6 +217,10 @@ class CacheError(BarrelError):
 
 class NotStoredError(CacheError):
     code = "not_stored"
+
+
+class CacheFullError(CacheError):
+    code = "cache_full"
 
 
 class ExhaustedError(BarrelError):

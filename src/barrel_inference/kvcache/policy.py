@@ -75,8 +75,8 @@ def cold_limit(policy: Policy, n_prompt: int) -> int:
 
 
 def save_limit(policy: Policy, n_prompt: int, n_tokens: int, saved: int, n_swa: int) -> tuple[int, SaveReason]:
-    """How far a running sequence of ``n_tokens`` is to be saved now, and why: to the end of its prompt, from where other
-    answers may go on, else in whole blocks.
+    """How far a running sequence of ``n_tokens`` is to be saved now, and why: to the end of its prompt, where other
+    answers to it begin, else in whole blocks.
 
     With a sliding window blocks are saved before they leave it, whatever ``continued_interval`` says. There tails are
     not for free: their window rows are written again.

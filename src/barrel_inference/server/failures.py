@@ -40,6 +40,7 @@ _STATUS = {
     "decode_timeout": 504,
     "out_of_memory": 507,
     "disk_full": 507,
+    "cache_full": 507,
     "shutting_down": 503,
     "worker_died": 503,
     "locked": 503,

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from barrel_inference.errors import CacheError
+from barrel_inference.errors import CacheError, CacheFullError
 from barrel_inference.kvcache.admin.archive import export, import_file
 from barrel_inference.kvcache.admin.content import clear, pin, stats, unpin, verify
 from barrel_inference.kvcache.record import VERSION, decode
@@ -229,7 +229,7 @@ def test_an_object_larger_than_the_tier_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "x.tar"
     file.write_bytes(member(OBJECT, 1 << 20))
     os.truncate(file, 2 << 20)
-    with pytest.raises(CacheError, match="no room"):
+    with pytest.raises(CacheFullError, match="no room"):
         import_file(file, Tier(spec(tmp_path / "tier", quota_bytes=4096)))
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -122,6 +123,19 @@ def test_an_archive_for_which_the_disk_has_no_space(
         status, body = import_(server, bytes(3 << 20))
         assert (status, body) == (507, {"error": "no space is left on the server's disk"})
         assert not list(full.iterdir())
+
+
+def test_an_export_for_which_the_disk_has_no_space(
+    server: RunningServer, archive: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert archive
+    with small_disk(tmp_path / "tmp", 1 << 20) as full:
+        with (full / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+            while True:
+                filler.write(bytes(4096))
+        monkeypatch.setattr(tempfile, "tempdir", str(full))
+        status, body, _ = export(server)
+        assert (status, "No space left" in json.loads(body)["error"]) == (507, True)
 
 
 def test_nothing_is_left_behind(server: RunningServer, archive: bytes) -> None:

@@ -9,6 +9,7 @@ tarfile's, whose reader follows extended headers into recursion and sparse membe
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -20,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from barrel_inference.errors import CacheError
+from barrel_inference.errors import CacheError, CacheFullError
 from barrel_inference.files import read_small
 from barrel_inference.kvcache.admin.content import found, prove, read_whole
 from barrel_inference.kvcache.lookup import Found, Piece
@@ -30,6 +31,7 @@ from barrel_inference.kvcache.tier import NS_HEX, NoRoomError, Tier
 
 ATTEMPTS = 4  # each failed one gives up an object that was evicted or is damaged
 RECORD = tarfile.BLOCKSIZE
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -57,14 +59,16 @@ class _LostError(Exception):
 
 
 def export(store: Store, tokens: Sequence[int], path: Path, *, salt: str = "") -> Moved:
-    """Write all that is stored of a prompt to ``path``; CacheError when nothing is, or it cannot be written."""
+    """Write all that is stored of a prompt to ``path``; CacheError when nothing is, or it cannot be written
+    (CacheFullError: for want of space)."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")  # others may export there
     try:
         moved = _write(store, tokens, salt, temporary)
         temporary.rename(path)
         return moved
     except OSError as error:
-        raise CacheError(f"cannot export to {path}: {error.strerror or error}") from error
+        kind = CacheFullError if error.errno in NO_SPACE else CacheError
+        raise kind(f"cannot export to {path}: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -116,7 +120,7 @@ def _add(tar: tarfile.TarFile, name: str, data: memoryview) -> None:
 
 def import_file(path: Path, tier: Tier) -> Moved:
     """Put the objects of an exported file into ``tier``. Damaged or foreign members are refused and counted; CacheError
-    when the file cannot be read or the tier has no room."""
+    when the file cannot be read, CacheFullError when the tier has no room."""
     objects = n_bytes = present = refused = 0
     spans = []
     try:
@@ -133,7 +137,7 @@ def import_file(path: Path, tier: Tier) -> Moved:
                 spans.append(span)
                 n_bytes += len(data) if written else 0
     except NoRoomError as error:
-        raise CacheError(f"tier {tier.name} has no room for all of {path}") from error
+        raise CacheFullError(f"tier {tier.name} has no room for all of {path}") from error
     except (OSError, ValueError, tarfile.TarError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise CacheError(f"cannot import {path}: {reason}") from error
