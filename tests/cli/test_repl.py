@@ -33,6 +33,8 @@ class FakeServer:
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         self.asked.append((path, body))
+        if body and body.get("model") == "slow":
+            raise KeyboardInterrupt
         if path == "/api/show":
             return {"details": {"family": "llama", "families": []}, "capabilities": ["completion"], "template": "T"}
         return {"models": [{"name": "a:latest", "size": 2048}]}
@@ -64,6 +66,12 @@ def talk(server: FakeServer, *lines: str) -> tuple[str, Session]:
 
     loop(session, read, written.append)
     return "".join(written), session
+
+
+def test_a_command_that_is_interrupted_ends_no_conversation() -> None:
+    text, session = talk(FakeServer(), "Hi", "/load slow", "And?", "/bye")
+    assert text.count("Hello") == 2
+    assert (session.model, len(session.messages)) == ("m", 4)
 
 
 def test_a_conversation_grows() -> None:

@@ -88,6 +88,8 @@ def loop(session: Session, read: Read, write: Write) -> None:
             _turn(session, text, write)
         except BarrelError as error:
             write(f"error: {one_line(error)}\n")
+        except KeyboardInterrupt:
+            write("\n")
 
 
 def message(read: Read) -> str:
@@ -108,13 +110,8 @@ def _turn(session: Session, text: str, write: Write) -> None:
     if text.startswith("/"):
         write(session.command(text) + "\n")
         return
-    pieces = session.answer(text)
-    try:
+    with contextlib.closing(session.answer(text)) as pieces:  # closes the connection, which ends the work
         final = _tell(pieces, write)
-    except KeyboardInterrupt:
-        pieces.close()  # closes the connection, which ends the work
-        write("\n")
-        return
     if session.verbose:
         write(summary(final) + "\n")
 

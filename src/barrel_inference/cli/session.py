@@ -162,7 +162,8 @@ class Session:
         # with the options, since some of them count only now
         self._client.ask("POST", "/api/generate", {"model": model, "prompt": "", "options": self.options})
         self.model = model
-        return self._clear("") and f"now with {model}"
+        self._clear("")
+        return f"now with {model}"
 
     def _save(self, name: str) -> str:
         if not name:
