@@ -136,10 +136,14 @@ class GuardedHttp(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
-        """Not into the middle of an answer: that one ends first, and with it the connection."""
+        """Not into the middle of an answer: that one ends first, and with it the connection. If it is the answer to
+        the very body that cannot be read, the application is told so, to say it in its own words."""
         if self._answering is not None and not self._answering.response_complete:
             self._answering.keep_alive = False
             self.pipeline.clear()
+            if self._answering.more_body:
+                self._answering.scope["broken"] = True  # type: ignore[typeddict-unknown-key]
+                self._answering.message_event.set()
         elif not self.transport.is_closing():
             super().send_400_response(msg)
 
