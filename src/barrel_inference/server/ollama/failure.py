@@ -36,8 +36,8 @@ def copy_failure(error: BarrelError) -> Response:
 
 
 def line(error: BarrelError) -> bytes:
-    """The last line of a stream that failed."""
-    return msgspec.json.encode(plain.failed(error, words(error))) + b"\n"
+    """The last line of a stream that failed. With its code: there is no status, and no header any more."""
+    return msgspec.json.encode(plain.Failed(words(error), error.code)) + b"\n"
 
 
 def words(error: BarrelError) -> str:
