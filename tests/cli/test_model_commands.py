@@ -123,6 +123,7 @@ def test_that_nothing_is_installed_is_said_beside_the_table(commands: Commands) 
     done = commands("list")
     assert done.stdout.split() == ["NAME", "ID", "SIZE", "QUANT", "MODIFIED"]
     assert "barrel-inference pull" in done.stderr
+    assert "begins with 'llama'" in commands("list", "llama").stderr
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90m", 5400), ("1.5h", 5400), ("30d", 2_592_000), ("2W", 1_209_600)])

@@ -141,7 +141,7 @@ async def test_a_split_model_is_uploaded_in_any_order(registry: Registry) -> Non
 
 
 async def test_uploads_must_be_what_they_say(registry: Registry) -> None:
-    with pytest.raises(DigestMismatchError, match=f"digest mismatch, expected {DIGEST}, got sha256:"):
+    with pytest.raises(DigestMismatchError, match=f'digest mismatch, expected "{DIGEST}", got "sha256:'):
         await registry.receive_blob(DIGEST, content_of(CONTENT + b"!"))
     assert not registry.has_blob(DIGEST) and list((registry.root / "tmp").iterdir()) == []
     with pytest.raises(InvalidNameError):

@@ -105,6 +105,25 @@ def test_it_is_told_as_499_where_nothing_was_answered(server: RunningServer, cap
     assert 'status="0"' not in text
 
 
+@pytest.mark.parametrize("path", ["/api/show", "/api/blobs/sha256:" + "a" * 64, "/api/cache/import"])
+def test_and_where_the_request_was_not_there_yet(
+    server: RunningServer, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An upload that is broken off is no error of the server's."""
+
+    def told() -> list[tuple[int, bool]]:
+        lines = [json.loads(each.getMessage()) for each in caplog.records if each.name == "barrel_inference.requests"]
+        return [(line["status"], line.get("disconnected", False)) for line in lines if line["path"] == path]
+
+    where = urlsplit(server.url)
+    with caplog.at_level(logging.INFO, "barrel_inference.requests"):
+        with socket.create_connection((where.hostname, where.port), timeout=30) as client:
+            head = f"POST {path} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: 1000\r\n\r\n"
+            client.sendall(head.encode() + b"{")
+            until(lambda: server.request("GET", "/health")[1]["requests_active"] == 1)
+        until(lambda: told() == [(499, True)])
+
+
 @pytest.mark.parametrize("model", ["slow", "narrow", "ahead"])
 def test_with_another_request_behind_the_one_in_hand(server: RunningServer, model: str) -> None:
     """In the queue and while a prompt is read nothing is written, so only reading on shows that the client has left."""

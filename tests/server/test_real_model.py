@@ -50,6 +50,9 @@ def test_it_is_described(server: RunningServer) -> None:
     assert shown["model_info"]["llama.context_length"] == 8192
     assert shown["model_info"]["general.parameter_count"] > 130_000_000
     assert shown["tensors"]
+    vocabulary = "tokenizer.ggml.tokens"
+    assert len(shown["model_info"][vocabulary]) == shown["model_info"]["llama.vocab_size"]
+    assert server.post("/api/show", {"model": "smol"})[1]["model_info"][vocabulary] is None
     assert "/" not in shown["modelfile"].replace("{{", "").splitlines()[1]
 
 

@@ -32,7 +32,7 @@ def list_models(
         if json:
             print_json({"models": found})
         else:
-            _tell([*map(_listed, found)])
+            _tell([*map(_listed, found)], prefix)
         return
     listing = registry().list()
     manifests = [m for m in listing.manifests if str(m.model_name).lower().startswith(prefix.lower())]
@@ -40,14 +40,16 @@ def list_models(
         broken = [each._asdict() for each in listing.broken]
         print_json({"models": [msgspec.to_builtins(m) for m in manifests], "unreadable": broken})
         return
-    _tell([*map(_row, manifests)])
+    _tell([*map(_row, manifests)], prefix)
     for name, reason in listing.broken:
         typer.echo(f"unreadable: {name}: {reason}", err=True)
 
 
-def _tell(rows: list[tuple[str, ...]]) -> None:
+def _tell(rows: list[tuple[str, ...]], prefix: str) -> None:
     typer.echo(table([HEAD, *rows], numbers=[2]))
-    if not rows:
+    if not rows and prefix:
+        typer.echo(f"no model's name begins with {prefix!r}: barrel-inference list shows all", err=True)
+    elif not rows:
         typer.echo("nothing yet: barrel-inference pull smollm2:135m fetches a small model", err=True)
 
 

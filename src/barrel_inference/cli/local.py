@@ -23,9 +23,9 @@ from barrel_inference.errors import ConfigError, InvalidModelError, ModelNotFoun
 from barrel_inference.kvcache.quota import Quota
 from barrel_inference.kvcache.tier import Tier
 from barrel_inference.registry.files import Root, default_root
-from barrel_inference.registry.names import is_weights_path
+from barrel_inference.registry.names import is_weights_path, tagged
 from barrel_inference.server import environment
-from barrel_inference.server.models.catalog import Configured, Entry, tagged
+from barrel_inference.server.models.catalog import Configured, Entry
 from barrel_inference.server.models.parameters import merge
 from barrel_inference.server.models.registered import from_manifest
 

@@ -15,9 +15,8 @@ from typing import Any
 from barrel_inference.cli import remote
 from barrel_inference.cli.client import Client
 from barrel_inference.errors import InvalidModelError, UnreachableError, UnsupportedError
-from barrel_inference.registry.names import is_weights_path, name_of
+from barrel_inference.registry.names import is_weights_path, name_of, tagged
 from barrel_inference.server.environment import configuration
-from barrel_inference.server.models.catalog import tagged
 
 STOP_TIMEOUT_S = 45.0  # it may still have state to save
 

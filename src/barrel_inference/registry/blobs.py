@@ -111,7 +111,7 @@ def hash_file(path: Path, on_bytes: OnBytes | None = None) -> str:
 def require_digest(expected: str, actual: str) -> None:
     if expected != actual:
         raise DigestMismatchError(
-            f"digest mismatch, expected {expected}, got {actual}", expected=expected, actual=actual
+            f'digest mismatch, expected "{expected}", got "{actual}"', expected=expected, actual=actual
         )
 
 

@@ -108,6 +108,11 @@ def split_tag(text: str) -> tuple[str, str | None]:
     return (name, tag) if colon and "/" not in tag else (text, None)
 
 
+def tagged(name: str) -> str:
+    """``llama3`` and ``llama3:latest`` are one name, also of models that no registry knows."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:{DEFAULT_TAG}"
+
+
 def _shortest(parts: list[str]) -> str:
     if len(parts) == 3 and parts[0].lower() == DEFAULT_HOST:
         parts = parts[1:]

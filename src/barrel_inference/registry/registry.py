@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from barrel_inference.config import RegistryOpts, RuntimeConfig
-from barrel_inference.errors import InvalidModelError, ModelNotFoundError, ReadOnlyError, RegistryError
+from barrel_inference.errors import (
+    InvalidModelError,
+    InvalidNameError,
+    ModelNotFoundError,
+    ReadOnlyError,
+    RegistryError,
+)
 from barrel_inference.registry import gguf, gotemplate
 from barrel_inference.registry.blobs import Blobs, hash_file, linked_parts, require_digest
 from barrel_inference.registry.feed import Event, Feed
@@ -31,7 +37,15 @@ from barrel_inference.registry.locks import Lease
 from barrel_inference.registry.manifest import Manifest, timestamp
 from barrel_inference.registry.modelfile import Modelfile, check_parameters, loader_options, render
 from barrel_inference.registry.modelfile.parameters import IGNORED, known
-from barrel_inference.registry.names import is_weights_path, name_of, parse_digest, parse_name, parse_spec
+from barrel_inference.registry.names import (
+    ModelName,
+    is_weights_path,
+    name_of,
+    parse_digest,
+    parse_name,
+    parse_spec,
+    tagged,
+)
 from barrel_inference.registry.store import Ground, Listing, Store
 from barrel_inference.threads import Threads
 
@@ -61,7 +75,12 @@ class Verified(NamedTuple):
 
 
 class Registry:
-    def __init__(self, root: Path | None = None, options: RegistryOpts | None = None) -> None:
+    """``configured``: names of ``server.models``, which hide what is installed under them: nothing more is."""
+
+    def __init__(
+        self, root: Path | None = None, options: RegistryOpts | None = None, configured: Iterable[str] = ()
+    ) -> None:
+        self._configured = frozenset(configured)
         tree = Root(root or default_root())
         self._ground = Ground(tree, Blobs(tree), Store(tree), options or RegistryOpts(), Threads(N_THREADS, "registry"))
         self._pulls: dict[tuple[str, str, bool], Feed] = {}
@@ -75,7 +94,8 @@ class Registry:
             endpoint = environ.get("HF_ENDPOINT") or endpoint
         token = options.hf_token or environ.get("HF_TOKEN") or None
         options = msgspec.structs.replace(options, hf_token=token, hf_endpoint=endpoint.rstrip("/"))
-        return cls(Path(config.model_cache_dir) if config.model_cache_dir else None, options)
+        root = Path(config.model_cache_dir) if config.model_cache_dir else None
+        return cls(root, options, map(tagged, config.server.models))
 
     @property
     def root(self) -> Path:
@@ -100,8 +120,24 @@ class Registry:
         return self._ground.store.list()
 
     def resolve(self, text: str) -> Manifest:
-        """The installed model that a name or spec means; ``ModelNotFoundError`` with the cure."""
-        return self._ground.store.resolve(text)
+        """The installed model that a name or spec means. Raises ModelNotFoundError, and InvalidNameError for one that
+        is of the configuration alone."""
+        try:
+            return self._ground.store.resolve(text)
+        except ModelNotFoundError:
+            if tagged(text) not in self._configured:
+                raise
+        raise InvalidNameError(
+            f"model '{text}' is not installed: the configuration describes it (server.models)", name=text
+        )
+
+    def _free(self, name: ModelName) -> ModelName:
+        """A name to install something under. Raises InvalidNameError."""
+        if str(name) in self._configured:
+            raise InvalidNameError(
+                f"the name '{name}' is one of the configuration's (server.models): take another", name=str(name)
+            )
+        return name
 
     def locate(self, text: str | os.PathLike[str]) -> Located:
         """What ``run`` and ``load_model`` are to load: an installed model by name or spec, or a GGUF file by path."""
@@ -134,7 +170,7 @@ class Registry:
 
     def copy(self, source: str, destination: str) -> Manifest:
         """A second name for the same blob; an existing destination is replaced."""
-        name = parse_name(destination)
+        name = self._free(parse_name(destination))
         self._ground.root.prepare()
         with self._ground.root.lock():
             name = self._ground.store.canonical(name)
@@ -148,7 +184,7 @@ class Registry:
         with self._ground.root.lock():
             try:
                 name = self.resolve(text).model_name
-            except ModelNotFoundError:
+            except (ModelNotFoundError, InvalidNameError):
                 name = name_of(text)  # an unreadable manifest can still be removed
                 if not self._ground.store.is_broken(name):
                     raise
@@ -254,7 +290,7 @@ class Registry:
             finally:
                 self.pulls_ended[outcome] += 1
 
-        parsed, target = parse_spec(spec), parse_name(name) if name else name_of(spec)
+        parsed, target = parse_spec(spec), self._free(parse_name(name) if name else name_of(spec))
         if parsed.scheme == "file":
             parsed = parsed._replace(location=str(absolute(Path(parsed.location))))
         key = (parsed.canonical, str(target), insecure)
@@ -274,7 +310,7 @@ class Registry:
         """Make a model from a Modelfile or from fields, yielding progress events."""
         from barrel_inference.registry.create import create
 
-        target = parse_name(name)
+        target = self._free(parse_name(name))
 
         async def job(status: Any) -> None:
             async def pull_base(text: str) -> None:

@@ -47,7 +47,9 @@ def features(info: ModelInfo, chat_template: str | None = None) -> Features:
 
 
 async def render(model: AsyncModel, request: ChatRequest) -> str:
-    return (await _prompt(model, request)).prompt.text
+    """As the model reads it, behind an earlier conversation too."""
+    before = await model.detokenize(request.context) if request.context else ""
+    return before + (await _prompt(model, request)).prompt.text
 
 
 async def count_tokens(model: AsyncModel, request: ChatRequest) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from barrel_inference.errors import BarrelError, DiskFullError, ExhaustedError
 
 INTERNAL = 500
+ERROR_CODE = "x-error-code"  # header of every failure: the class of the error, which statuses and dialects know less of
 WRONG_OPTION = "x-wrong-option"  # header of an answer to a request with a wrong value
 _STATUS = {
     "invalid_option": 400,
@@ -85,8 +86,8 @@ def status(error: BarrelError) -> int:
 
 def headers(error: BarrelError) -> dict[str, str]:
     """``Retry-After`` in whole seconds where trying again makes sense; the end of the connection where it must be; the
-    option that was wrong, for which not every dialect's body has a place."""
-    found = {}
+    option that was wrong and the error's code, for which not every dialect's body has a place."""
+    found = {ERROR_CODE: error.code}
     if error.code == "too_large" or error.details.get("unread"):
         found["connection"] = "close"  # the rest of the body is not read
     if status(error) in (429, 503):

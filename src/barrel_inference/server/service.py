@@ -5,6 +5,7 @@ A request's options go over the model's own parameters, and those over the diale
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -92,9 +93,7 @@ class ModelService:
     async def complete_with(
         self, lease: Lease, request: CompletionRequest, wish: Parameters
     ) -> AsyncGenerator[Chunk, None]:
-        prompt = request.prompt
-        if request.suffix:
-            prompt = await insert.prompt(lease.model, lease.entry.name, _text(prompt), request.suffix)
+        prompt = await self.prompt(lease, request)
         options = _options(lease.entry, request.options, wish)
         limits.check_form(options, self._options.max_nesting)
         stream = lease.model.stream(prompt, **options)
@@ -104,6 +103,12 @@ class ModelService:
                 if chunk.completion is not None:
                     _complete(chunk.completion)
                 yield chunk
+
+    async def prompt(self, lease: Lease, request: CompletionRequest) -> str | tuple[int, ...]:
+        """As the model is to read it."""
+        if not request.suffix:
+            return request.prompt
+        return await insert.prompt(lease.model, lease.entry.name, _text(request.prompt), request.suffix)
 
     async def detokenize(self, model: str, tokens: Sequence[int]) -> str:
         async with self.lease(model, PLAIN, None) as lease:
@@ -201,13 +206,15 @@ def _options(entry: Entry, options: Mapping[str, Any], wish: Parameters) -> dict
 
 
 def merged(entry: Entry, request: ChatRequest, wish: Parameters) -> ChatRequest:
-    """With what the model's manifest adds: its system message unless there is one, its messages, its parameters."""
+    """With what the model's manifest adds: its system message unless there is one, its messages behind either, its
+    parameters."""
     given = () if request.context else entry.messages  # an earlier conversation began with them
     before = tuple(msgspec.convert(message, Message) for message in given)
-    messages = before + request.messages
-    first = request.messages[0].role if request.messages else ""
-    if entry.system and first not in ("system", "developer"):
-        messages = (Message(role="system", content=entry.system), *messages)
+    head = tuple(itertools.takewhile(lambda message: message.role in ("system", "developer"), request.messages))
+    rest = request.messages[len(head) :]
+    if entry.system and not head:
+        head = (Message(role="system", content=entry.system),)
+    messages = head + before + rest
     return msgspec.structs.replace(
         request,
         messages=messages,

@@ -164,7 +164,7 @@ async def test_a_killed_pull_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> N
 def test_wrong_bytes_are_thrown_away(index: Index) -> None:
     index.file.skip, index.file.faults = 1, [Fault(corrupt=True)]
     code, err = index.pull()
-    assert code == 5 and f"digest mismatch, expected sha256:{index.sha256}" in err
+    assert code == 5 and f'digest mismatch, expected "sha256:{index.sha256}"' in err
     assert index.agents() == {"barrel-inference"} and list((index.root / "tmp").glob("*.part")) == []
 
 

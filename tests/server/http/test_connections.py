@@ -101,6 +101,23 @@ def test_garbage_behind_a_request_spoils_no_answer(server: RunningServer, at_onc
     assert b'"done":true' in answer and answer.endswith(b"0\r\n\r\n")
 
 
+@pytest.mark.parametrize(("path", "kind"), [("/api/show", str), ("/v1/chat/completions", dict)])
+@pytest.mark.parametrize("before", [b"", b"3\r\nabc\r\n"], ids=["at once", "later"])
+def test_a_body_in_broken_chunks_is_refused_at_once(
+    server: RunningServer, path: str, kind: type, before: bytes
+) -> None:
+    """In the dialect's shape; the client is not left to the time-out of a body that does not come."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    where = urlsplit(server.url)
+    with socket.create_connection((where.hostname, where.port), timeout=60) as client:
+        client.settimeout(server.config.server.read_timeout_s / 2)
+        client.sendall(head + before + b"ZZ\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    said, _, body = answer.partition(b"\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 400") and b"connection: close" in said
+    assert isinstance(json.loads(body)["error"], kind) and b"no valid HTTP" in body
+
+
 def test_two_hosts_are_refused(server: RunningServer) -> None:
     twice = b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
     assert statuses(server, [twice]) == [b"400"]

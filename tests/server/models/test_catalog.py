@@ -94,6 +94,12 @@ def test_the_newest_come_first_wherever_they_are_from(weights: Path) -> None:
     assert found[1].modified_at == "2001-09-09T01:46:40Z"
 
 
+def test_a_context_is_what_the_file_was_trained_on_or_what_an_operator_wrote(weights: Path) -> None:
+    _write(weights, "", **{"qwen2.context_length": 2048})
+    assert _entry(weights).context_size == 2048
+    assert _entry(weights, context_opts={"n_ctx": 9000}).context_size == 9000
+
+
 def test_a_name_that_nobody_knows() -> None:
     with pytest.raises(ModelNotFoundError):
         Configured({}).resolve("m")

@@ -107,6 +107,7 @@ def test_embed(client: Any) -> None:
     short = client.embed(model="stub", input="one", dimensions=8)
     assert len(short.embeddings[0]) == 8
     assert client.embed(model="stub", input=[]).embeddings == []
+    assert client.embed(model="stub", input="").embeddings == []
 
 
 def test_embeddings(client: Any) -> None:

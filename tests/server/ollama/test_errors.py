@@ -192,6 +192,32 @@ def test_copying_what_is_not_there(server: RunningServer) -> None:
     assert server.post("/api/copy", asked) == (404, {"error": 'model "nope" not found'})
 
 
+def test_what_is_missing_is_named(server: RunningServer) -> None:
+    blob = "sha256:" + "a" * 64
+    status, answer = server.post("/api/create", {"model": "mine", "files": {"a.gguf": blob}})
+    assert (status, answer) == (404, {"error": f"blob {blob} is not here; upload it with POST /api/blobs/{blob}"})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/api/copy", {"source": "mine", "destination": "stub"}),
+        ("POST", "/api/copy", {"source": "stub", "destination": "mine"}),
+        ("POST", "/api/create", {"model": "stub", "from": "slow"}),
+        ("POST", "/api/pull", {"model": "hf://Org/Repo", "name": "stub:latest"}),
+        ("POST", "/api/edit", {"model": "stub", "parameters": {"top_k": 3}}),
+        ("DELETE", "/api/delete", {"model": "stub"}),
+    ],
+)
+def test_what_the_configuration_describes_is_changed_there(
+    server: RunningServer, method: str, path: str, body: dict[str, Any]
+) -> None:
+    """And not said to be missing while it is listed, nor hidden behind it under the same name."""
+    status, answer = server.request(method, path, body)
+    assert status == 400
+    assert "the configuration" in answer["error"] and "server.models" in answer["error"]
+
+
 def test_unloading_looks_at_nothing_else(server: RunningServer) -> None:
     odd = {"images": ["aGk="], "raw": True, "system": "x", "suffix": "x", "format": 5, "options": {"num_ctx": "big"}}
     status, body = server.post("/api/generate", {"model": "stub", "prompt": "", "keep_alive": 0, **odd})

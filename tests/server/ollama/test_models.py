@@ -27,6 +27,7 @@ MODELS = {
         "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
     },
 }
+SAID = {"role": "user", "content": "hi"}
 GENERATE = {"model": "polite", "prompt": "hi", "stream": False, "_debug_render_only": True}
 
 
@@ -92,6 +93,32 @@ def test_the_models_messages_come_once(server: RunningServer) -> None:
     rendered = server.post("/api/generate", GENERATE | {"context": [1, 2]})[1]["_debug_info"]["rendered_template"]
     assert "hi" in rendered
     assert "user:q" not in rendered
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "head"),
+    [
+        ("/api/generate", {}, "system:Be polite."),
+        ("/api/generate", {"system": "Be brief."}, "system:Be brief."),
+        ("/api/chat", {"messages": [{"role": "system", "content": "Be brief."}, SAID]}, "system:Be brief."),
+        ("/api/chat", {"messages": [{"role": "developer", "content": "Be brief."}, SAID]}, "developer:Be brief."),
+    ],
+)
+def test_the_models_messages_stand_behind_the_system_message(
+    server: RunningServer, path: str, more: dict[str, Any], head: str
+) -> None:
+    """Of the request as of the model: many templates take one at the head only, and others put their own there."""
+    rendered = server.post(path, GENERATE | more)[1]["_debug_info"]["rendered_template"]
+    assert rendered.partition("|")[2] == f"{head};user:q;assistant:a;user:hi;"
+
+
+def test_what_is_rendered_is_all_that_the_model_would_read(server: RunningServer) -> None:
+    def rendered(**more: Any) -> str:
+        return str(server.post("/api/generate", GENERATE | more)[1]["_debug_info"]["rendered_template"])
+
+    before = server.post("/api/tokenize", {"model": "polite", "content": "earlier"})[1]["tokens"]
+    assert rendered(context=before).startswith("earlier")
+    assert rendered(raw=True) == "hi"
 
 
 @pytest.mark.parametrize(("n_gpu_layers", "share"), [(33, 1.0), (11, 1 / 3), (0, 0.0)])

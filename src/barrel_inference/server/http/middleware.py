@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,7 +24,6 @@ from barrel_inference.server.http.streaming import noted
 FailureOf = Callable[[str], Callable[[BarrelError], Response]]  # by path: each dialect has its own shape
 
 LINGER_S = 2.0
-CLIENT_CLOSED_REQUEST = 499  # nobody sees it but logs and metrics: Ollama's number, and nginx's
 METRICS = "/metrics"
 
 _log = logging.getLogger(__name__)
@@ -64,15 +62,13 @@ class Records:
 
         try:
             await self._app(scope, receive, sending)
-        except ClientDisconnect:
-            entry.disconnected = True
         except Exception as error:
             shown = noted(error)
             if not entry.status:
                 await self._failure_of(scope["path"])(shown)(scope, receive, sending)
         finally:
             if entry.disconnected and not entry.status:
-                entry.status = CLIENT_CLOSED_REQUEST
+                entry.status = record.CLIENT_CLOSED_REQUEST
             entry.end()
             self._ended(entry)
 
@@ -170,7 +166,9 @@ _ALLOWED_HEADERS = (
 )
 
 
-_READABLE_HEADERS = "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options, X-Capped-Options, X-Wrong-Option"
+_READABLE_HEADERS = (
+    "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options, X-Capped-Options, X-Wrong-Option, X-Error-Code"
+)
 
 
 def _preflight(origin: str | None) -> dict[str, str]:
@@ -226,9 +224,9 @@ class Body:
                 await discard(receive)
             await self._failure_of(scope["path"])(noted(self._too_large()))(scope, receive, send)
             return
-        await self._app(scope, self._limited(receive, unlimited), send)
+        await self._app(scope, self._limited(scope, receive, unlimited), send)
 
-    def _limited(self, receive: Receive, unlimited: bool) -> Receive:
+    def _limited(self, scope: Scope, receive: Receive, unlimited: bool) -> Receive:
         seen, complete = 0, False
 
         async def receiving() -> Message:
@@ -239,6 +237,8 @@ class Body:
                 message = await asyncio.wait_for(receive(), self._pause_s)
             except TimeoutError:
                 raise RequestTimeoutError(f"no more of the body came for {self._pause_s:g} s", unread=True) from None
+            if scope.get("broken"):
+                raise InvalidRequestError("the request's body is no valid HTTP", unread=True)
             seen += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if seen > self._max_bytes and not unlimited:

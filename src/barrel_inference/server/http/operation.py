@@ -58,8 +58,9 @@ class Operation:
         record.current().route = self.path
         try:
             return await self.endpoint(request)
-        except ClientDisconnect:
-            raise
+        except ClientDisconnect:  # in its body; raised further, it would be told as an error of ours
+            record.current().disconnected = True
+            return Response(status_code=record.CLIENT_CLOSED_REQUEST)
         except Exception as error:
             return self.failure(noted(error))
 

@@ -153,12 +153,15 @@ class GuardedHttp(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
-        """Not into the middle of an answer, nor before one that comes first: that ends, and with it the connection."""
+        """Not into the middle of an answer: that one ends first, and with it the connection. If it is the answer to
+        the very body that cannot be read, the application is told so, to say it in its own words."""
         cycle = self._answering
-        is_of_it = cycle is self.cycle and cycle is not None and cycle.more_body and not cycle.response_started
-        if cycle is not None and not cycle.response_complete and not is_of_it:
+        if cycle is not None and not cycle.response_complete:
             cycle.keep_alive = False
             self.pipeline.clear()
+            if cycle.more_body:
+                cycle.scope["broken"] = True  # type: ignore[typeddict-unknown-key]
+                cycle.message_event.set()
         elif not self.transport.is_closing():
             super().send_400_response(msg)
             self._see_off()

@@ -14,6 +14,7 @@ from barrel_inference.aio import AsyncStream
 from barrel_inference.server.http import ids
 from barrel_inference.types import Completion, Usage
 
+CLIENT_CLOSED_REQUEST = 499  # nobody sees it but logs and metrics: Ollama's number, and nginx's
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from barrel_inference.errors import UnsupportedError
 from barrel_inference.registry.modelfile import Modelfile, check_parameters
 from barrel_inference.registry.modelfile.parameters import PARAMETERS
-from barrel_inference.server.models.catalog import tagged
+from barrel_inference.registry.names import tagged
 
 if TYPE_CHECKING:
     from barrel_inference.registry.create import Known

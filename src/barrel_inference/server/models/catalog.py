@@ -21,6 +21,7 @@ from barrel_inference.options import build
 from barrel_inference.registry import gguf
 from barrel_inference.registry.manifest import capabilities, describe, timestamp
 from barrel_inference.registry.modelfile import check_parameters
+from barrel_inference.registry.names import tagged
 from barrel_inference.types import Value
 
 _FACTS = ("size_bytes", "architecture", "family", "parameter_size", "quantization", "embedding_length", "chat_template")
@@ -107,11 +108,6 @@ class Configured:
         return sorted(found, key=lambda entry: datetime.fromisoformat(entry.modified_at), reverse=True)
 
 
-def tagged(name: str) -> str:
-    """``llama3`` and ``llama3:latest`` are one name."""
-    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
-
-
 def damaged(entry: Entry, error: InvalidModelError) -> DamagedModelError:
     """What is wrong with the files of a model that somebody asked for by name, who has not brought them."""
     cure = f"pull it again, or see what is wrong: barrel-inference verify {entry.name}"
@@ -144,6 +140,7 @@ def _described(entry: Entry) -> Entry:
     return msgspec.structs.replace(
         entry,
         **{name: facts[name] for name in _FACTS},
+        context_size=entry.context_size or facts["context_size"] or None,
         modified_at=timestamp(status.st_mtime),
         embedding=is_embedding,
         capabilities=("embedding",) if is_embedding else shown,

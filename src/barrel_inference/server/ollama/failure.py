@@ -23,21 +23,21 @@ def embed_failure(error: BarrelError) -> Response:
     """The embedding routes have words of their own."""
     if error.code == "context_exceeded":
         error = InvalidRequestError("the input length exceeds the context length")
-    if error.code == "model_not_found":
-        return plain.failure(error, f'model "{_name(error)}" not found, try pulling it first')
+    if name := _unknown(error):
+        return plain.failure(error, f'model "{name}" not found, try pulling it first')
     return failure(error)
 
 
 def copy_failure(error: BarrelError) -> Response:
     """Of a source, in double quotes."""
-    if error.code == "model_not_found":
-        return plain.failure(error, f'model "{_name(error)}" not found')
+    if name := _unknown(error):
+        return plain.failure(error, f'model "{name}" not found')
     return failure(error)
 
 
 def line(error: BarrelError) -> bytes:
-    """The last line of a stream that failed."""
-    return msgspec.json.encode(plain.failed(error, words(error))) + b"\n"
+    """The last line of a stream that failed. With its code: there is no status, and no header any more."""
+    return msgspec.json.encode(plain.Failed(words(error), error.code)) + b"\n"
 
 
 def words(error: BarrelError) -> str:
@@ -45,11 +45,14 @@ def words(error: BarrelError) -> str:
         case "context_exceeded":
             numbers = [error.details.get(name) for name in ("n_prompt_tokens", "n_ctx")]
             return TOO_LONG + (f" ({numbers[0]} tokens, {numbers[1]} are available)" if all(numbers) else "")
-        case "model_not_found":
-            return f"model '{_name(error)}' not found"
+        case "model_not_found" if name := _unknown(error):
+            return f"model '{name}' not found"
         case _:
             return failures.public(error)
 
 
-def _name(error: BarrelError) -> str:
-    return str(error.details.get("model", ""))[:200]
+def _unknown(error: BarrelError) -> str:
+    """The name that nobody knows, as the client wrote it, where there is nothing more to say of it; else empty."""
+    name = str(error.details.get("model", ""))
+    is_all = error.code == "model_not_found" and error.message == f"model '{name}' not found"
+    return name[:200] if is_all else ""

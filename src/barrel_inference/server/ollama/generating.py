@@ -165,6 +165,9 @@ class Generating:
         found: Parameters,
         writer: Writer,
     ) -> Pieces:
+        if body.debug_render_only:
+            yield writer.debug(str(await self._service.prompt(lease, asked)))  # text, as the request's is
+            return
         cut = 0
         if asked.truncate and not asked.suffix:
             keep, max_tokens = num_keep(lease, found), found.request.get("max_tokens")

@@ -14,12 +14,11 @@ from starlette.responses import Response
 
 from barrel_inference.errors import DirectiveError, InvalidNameError, UnsupportedError
 from barrel_inference.registry import Registry
-from barrel_inference.registry.names import parse_digest, parse_name, parse_spec
+from barrel_inference.registry.names import parse_digest, parse_name, parse_spec, tagged
 from barrel_inference.server.http import record
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.streaming import BYTES, NDJSON, Answer, Stream, ndjson
 from barrel_inference.server.models import based
-from barrel_inference.server.models.catalog import tagged
 from barrel_inference.server.ollama import wire
 from barrel_inference.server.ollama.failure import copy_failure, failure, line
 from barrel_inference.server.ollama.listing import model_name

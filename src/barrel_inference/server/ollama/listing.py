@@ -29,6 +29,7 @@ from barrel_inference.server.ollama.pieces import timestamp, utc_now
 OLLAMA_VERSION = "0.33.0"  # the API that this is; clients compare it with what they need
 FOREVER_YEARS = 200  # Ollama's clients call more than a hundred years for ever
 SHORT_ARRAY = 5
+WHOLE_ARRAY = 1 << 20  # vocabularies too
 _HIDDEN = ("general.name", "tokenizer.chat_template")
 
 
@@ -68,7 +69,8 @@ class Listing:
         body = await read(request, wire.ShowRequest)
         entry = self._catalog.resolve(model_name(body, "model is required"))
         try:
-            info = None if entry.path is None else await asyncio.to_thread(gguf.read, entry.path)
+            longest = WHOLE_ARRAY if body.verbose else gguf.MAX_ARRAY
+            info = None if entry.path is None else await asyncio.to_thread(gguf.read, entry.path, max_array=longest)
         except InvalidModelError as error:
             raise damaged(entry, error) from None
         shown = _shown(entry, body, info)
@@ -161,7 +163,7 @@ def _shown(entry: Entry, body: wire.ShowRequest, info: gguf.GgufInfo | None) -> 
 
 
 def _model_info(info: gguf.GgufInfo, *, verbose: bool) -> dict[str, Any]:
-    """The file's metadata; long arrays are left empty, as in Ollama."""
+    """The file's metadata; long arrays are left empty unless ``verbose``, as in Ollama."""
     shown: dict[str, Any] = {}
     for key, value in info.metadata.items():
         if key in _HIDDEN:

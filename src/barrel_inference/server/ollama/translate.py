@@ -201,8 +201,8 @@ def think(value: Any) -> neutral.Think:
 
 
 def inputs(value: Any) -> tuple[str, ...]:
-    """Of an embed request: one text or several."""
-    if value is None:
+    """Of an embed request: one text or several. None, or one that is empty, only loads."""
+    if value is None or value == "":
         return ()
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
