@@ -96,6 +96,8 @@ def test_wrong_tiers_fail_with_their_own_errors(tmp_path: Path) -> None:
     own.start(spec(tmp_path / "slow", "slow"))
     with pytest.raises(TierMismatchError, match="'slow' is a disk tier, but tier='ram_file'"):
         own.resolve("ram_file", "slow")
+    with pytest.raises(TierUnknownError, match=r"tier_srv='slow' is not started$"):
+        tiers(tmp_path).resolve("disk", "slow")
     with pytest.raises(TierUnknownError, match="did you mean 'slow'"):
         own.resolve("disk", "slwo")
     with pytest.raises(TierUnknownError, match=r"needs tier_srv, .*started: slow"):

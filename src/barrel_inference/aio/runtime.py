@@ -66,6 +66,8 @@ class AsyncRuntime:
         from barrel_inference.fingerprint import Fingerprints  # these and ``loading`` read models: not for those who
         from barrel_inference.registry import Registry  # only import the package
 
+        if not isinstance(config, RuntimeConfig | None):
+            raise ConfigError(f"config={config!r:.80} is not allowed: expected a RuntimeConfig", option="config")
         self.config = users_own(RuntimeConfig()) if config is None else config
         self._worker_command = worker_command
         self._memory = PsutilMemory() if memory is None else memory
@@ -187,11 +189,10 @@ class AsyncRuntime:
         return self._get(model_id).model
 
     def _get(self, model_id: str) -> _Loaded:
-        loaded = self._models.get(model_id)
+        loaded = self._models.get(model_id) if isinstance(model_id, str) else None
         if loaded is None:
-            state = "is still being loaded" if model_id in self._models else "is not loaded"
-            hint = nearest(model_id, self._models) if self._models else ""
-            raise NotLoadedError(f"model {model_id!r} {state}{hint}", id=model_id)
+            state = "is still being loaded" if model_id in list(self._models) else "is not loaded"
+            raise NotLoadedError(f"model {model_id!r} {state}{nearest(model_id, self._models)}", id=str(model_id))
         return loaded
 
     def _loaded(self) -> list[_Loaded]:
