@@ -4,6 +4,7 @@ main guard, threads, a running event loop, a forked child."""
 from __future__ import annotations
 
 import asyncio
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -428,6 +429,15 @@ def test_what_nobody_closed_is_closed_at_exit(tmp_path: Path) -> None:
         next(stream)
     """)
     assert list(tmp_path.glob("*/*")) == []
+
+
+def test_everything_public_says_what_it_does() -> None:
+    classes = [each for name in bi.__all__ if inspect.isclass(each := getattr(bi, name))] + [type(bi.cache)]
+    methods = [member for each in classes for name, member in inspect.getmembers(each) if name[0] != "_"]
+    public = [*classes, *(getattr(bi, name) for name in bi.__all__), *methods]
+    of_ours = [each for each in public if callable(each) or isinstance(each, property)]
+    assert len(of_ours) > 60
+    assert [each for each in of_ours if not each.__doc__] == []
 
 
 def test_importing_starts_nothing_and_stays_light() -> None:

@@ -199,6 +199,7 @@ class AsyncRuntime:
         return [each for each in self._models.values() if each is not None]
 
     def models(self) -> list[ModelInfo]:
+        """A snapshot of every loaded model."""
         return [each.model.info() for each in self._loaded()]
 
     async def unload(self, model_id: str, *, drain_s: float = 0.0) -> None:
@@ -224,9 +225,11 @@ class AsyncRuntime:
         return task
 
     async def complete(self, model_id: str, prompt: Prompt, **options: Any) -> Completion:
+        """``AsyncModel.complete`` by id."""
         return await self.model(model_id).complete(prompt, **options)
 
     def stream(self, model_id: str, prompt: Prompt, **options: Any) -> AsyncStream:
+        """``AsyncModel.stream`` by id."""
         return self.model(model_id).stream(prompt, **options)
 
     # ---- tiers and cache
