@@ -4,6 +4,7 @@ main guard, threads, a running event loop, a forked child."""
 from __future__ import annotations
 
 import asyncio
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -112,7 +113,7 @@ def test_loading_twice_and_unloading_twice(runtime: bi.Runtime, model: bi.Model)
     first.unload()
     second.unload()
     for use in (first.unload, lambda: first.complete("x")):
-        with pytest.raises(NotLoadedError):
+        with pytest.raises(NotLoadedError, match="is not loaded"):
             use()
 
 
@@ -178,6 +179,35 @@ def test_what_is_neither_text_nor_a_sequence_is_one_typed_error(model: bi.Model,
     for ask in [*asked, lambda _: model.tokenize([1]), lambda _: model.detokenize("text")]:  # type: ignore[arg-type]
         with pytest.raises(InvalidRequestError):
             ask(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [], object(), "Model"])
+def test_an_id_that_names_no_model_is_one_typed_error(runtime: bi.Runtime, model: bi.Model, wrong: Any) -> None:
+    for ask in (runtime.model, runtime.unload, lambda value: runtime.cache.lookup(value, "x")):
+        with pytest.raises(NotLoadedError, match=r"is not loaded; (known: |did you mean )"):
+            ask(wrong)
+
+
+@pytest.mark.parametrize("wrong", [5, b"x", "a\0b"])
+def test_what_is_no_path_is_one_typed_error(runtime: bi.Runtime, model: bi.Model, wrong: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="a path is expected"):
+        runtime.cache.import_(wrong)
+    with pytest.raises(InvalidRequestError, match="a path is expected"):
+        runtime.cache.export(model.id, "x", wrong)
+    with pytest.raises(ConfigError, match="path="):
+        runtime.start_tier("t", "disk", wrong, 1 << 20)
+
+
+def test_what_is_neither_a_namespace_nor_a_tier_is_one_typed_error(runtime: bi.Runtime) -> None:
+    with pytest.raises(InvalidRequestError, match="text is expected"):
+        runtime.cache.clear(namespace=5)  # type: ignore[arg-type]
+    with pytest.raises(TierUnknownError):
+        runtime.cache.clear(tier=5)  # type: ignore[arg-type]
+
+
+def test_a_configuration_is_not_a_dictionary() -> None:
+    with pytest.raises(ConfigError, match="expected a RuntimeConfig"):
+        bi.Runtime({"pressure": "none"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), "x"])
@@ -399,6 +429,15 @@ def test_what_nobody_closed_is_closed_at_exit(tmp_path: Path) -> None:
         next(stream)
     """)
     assert list(tmp_path.glob("*/*")) == []
+
+
+def test_everything_public_says_what_it_does() -> None:
+    classes = [each for name in bi.__all__ if inspect.isclass(each := getattr(bi, name))] + [type(bi.cache)]
+    methods = [member for each in classes for name, member in inspect.getmembers(each) if name[0] != "_"]
+    public = [*classes, *(getattr(bi, name) for name in bi.__all__), *methods]
+    of_ours = [each for each in public if callable(each) or isinstance(each, property)]
+    assert len(of_ours) > 60
+    assert [each for each in of_ours if not each.__doc__] == []
 
 
 def test_importing_starts_nothing_and_stays_light() -> None:

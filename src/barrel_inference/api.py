@@ -219,6 +219,7 @@ class Model:
 
     @property
     def id(self) -> str:
+        """What it was loaded as."""
         return self._model.id
 
     def info(self) -> ModelInfo:
@@ -264,6 +265,7 @@ class Model:
         self._loop.run(self._model.end_session(session))
 
     def unload(self, *, drain_s: float = 0.0) -> None:
+        """``Runtime.unload`` of this model."""
         self._runtime.unload(self.id, drain_s=drain_s)
 
 
@@ -360,6 +362,11 @@ class Runtime:
             _open.discard(self)
 
 
+for _facade, _source in ((Model, AsyncModel), (Cache, AsyncCache), (Runtime, AsyncRuntime)):
+    for _name, _method in vars(_facade).items():
+        if inspect.isfunction(_method) and not _method.__doc__ and _name in vars(_source):
+            _method.__doc__ = vars(_source)[_name].__doc__  # it does the same
+
 _open: set[Runtime] = set()  # from ``start`` to ``close``
 
 
@@ -408,6 +415,7 @@ def model(model_id: str) -> Model:
 
 
 def models() -> list[ModelInfo]:
+    """A snapshot of every loaded model."""
     return runtime().models()
 
 
@@ -417,10 +425,12 @@ def unload(model_id: str, *, drain_s: float = 0.0) -> None:
 
 
 def complete(model_id: str, prompt: Prompt, **options: Any) -> Completion:
+    """``Model.complete`` by id."""
     return model(model_id).complete(prompt, **options)
 
 
 def stream(model_id: str, prompt: Prompt, **options: Any) -> Stream:
+    """``Model.stream`` by id."""
     return model(model_id).stream(prompt, **options)
 
 

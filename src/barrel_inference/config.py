@@ -36,6 +36,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelOpts(Options, frozen=True):
+    """How the weights are loaded and where they lie."""
+
     n_gpu_layers: Annotated[int, Meta(ge=-1, le=100_000)] = 0  # 99 or -1 = all
     split_mode: Literal["none", "layer", "row"] = "layer"
     main_gpu: Annotated[int, Meta(ge=0, lt=MAX_DEVICES)] = 0

@@ -41,17 +41,17 @@ def build(
     for key, value in values.items():
         option = f"{prefix}{key}"
         if key not in fields:
-            raise error(f"unknown option {option!r}{nearest(str(key), fields)}", option=option)
+            raise error(f"unknown option {option!r}{nearest(key, fields)}", option=option)
         changes[key] = _convert(getattr(base, key), fields[key].type, option, value, strict, error)
     return msgspec.structs.replace(base, **changes)
 
 
-def nearest(key: str, known: Iterable[str]) -> str:
-    """``; did you mean …?``, or the known keys when none is near."""
+def nearest(key: object, known: Iterable[str]) -> str:
+    """``; did you mean …?``, or the known keys when none is near; nothing when there are none."""
     names = sorted(known)
-    if close := difflib.get_close_matches(key, names, n=1):
+    if close := difflib.get_close_matches(str(key), names, n=1):
         return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(names)}"
+    return f"; known: {', '.join(names)}" if names else ""
 
 
 def _convert(current: Any, wanted: Any, option: str, value: Any, strict: bool, error: type[BarrelError]) -> Any:
@@ -98,8 +98,10 @@ def describe(kind: inspect.Type) -> str:
             return "one of " + ", ".join(repr(value) for value in values)
         case inspect.IntType() | inspect.FloatType():
             return ("an integer" if isinstance(kind, inspect.IntType) else "a number") + _bounds(kind)
-        case inspect.VarTupleType(item_type=item, max_length=most):
-            return "a list of " + describe(item) + (f", at most {most}" if most else "")
+        case inspect.StrType() if kind.pattern or kind.min_length or kind.max_length:
+            return f"text like {kind.pattern}" if kind.pattern else "text" + _length(kind, " long")
+        case inspect.VarTupleType(item_type=item):
+            return "a list of " + describe(item) + _length(kind)
         case inspect.TupleType(item_types=items):
             return "(" + ", ".join(describe(item) for item in items) + ")"
         case inspect.StructType(fields=fields):
@@ -113,6 +115,12 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
     limits = {">=": kind.ge, ">": kind.gt, "<=": kind.le, "<": kind.lt}
     parts = [f"{sign} {limit:.10g}" for sign, limit in limits.items() if limit is not None]
     return " " + " and ".join(parts) if parts else ""
+
+
+def _length(kind: inspect.StrType | inspect.VarTupleType, unit: str = "") -> str:
+    limits = {"at least": kind.min_length, "at most": kind.max_length}
+    parts = [f"{word} {limit}{unit}" for word, limit in limits.items() if limit]
+    return ", " + " and ".join(parts) if parts else ""
 
 
 def layered(base: T, *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> T:

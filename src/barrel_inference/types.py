@@ -163,6 +163,9 @@ class Chunk(Value, frozen=True):
 
 
 class Completion(Value, frozen=True):
+    """One generation. ``tokens`` are those that were sampled, without the prompt's; ``text`` is theirs without the stop
+    string."""
+
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason

@@ -35,6 +35,8 @@ def test_the_automatic_tier_is_private_and_removed_at_the_end(tmp_path: Path) ->
     (path / "object").write_bytes(b"x")
     own.close()
     assert list(path.parent.iterdir()) == []
+    own.close()
+    assert list(path.parent.iterdir()) == []
 
 
 def test_its_quota_is_the_configured_one_or_a_quarter_of_memory_or_half_of_the_tmpfs(tmp_path: Path) -> None:
@@ -55,6 +57,8 @@ def test_what_dead_runtimes_left_is_swept_and_what_living_ones_own_is_not(tmp_pa
     (home / "1-dead").mkdir()
     (home / "1-dead" / "object").write_bytes(b"x")
     (home / "1-dead.lock").touch()
+    (home / "3-written-to-when-it-was-gone").mkdir()
+    (home / "3-written-to-when-it-was-gone" / "hits.json").write_bytes(b"{}")
     (home / "2-held").mkdir()
     with (home / "2-held.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -96,6 +100,8 @@ def test_wrong_tiers_fail_with_their_own_errors(tmp_path: Path) -> None:
     own.start(spec(tmp_path / "slow", "slow"))
     with pytest.raises(TierMismatchError, match="'slow' is a disk tier, but tier='ram_file'"):
         own.resolve("ram_file", "slow")
+    with pytest.raises(TierUnknownError, match=r"tier_srv='slow' is not started$"):
+        tiers(tmp_path).resolve("disk", "slow")
     with pytest.raises(TierUnknownError, match="did you mean 'slow'"):
         own.resolve("disk", "slwo")
     with pytest.raises(TierUnknownError, match=r"needs tier_srv, .*started: slow"):

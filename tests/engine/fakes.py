@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from barrel_inference.config import ContextOpts, LoadOptions
+from barrel_inference.config import ContextOpts, LoadOptions, Policy
 from barrel_inference.engine import sequence as resident
 from barrel_inference.engine.backend import Backend, BackendInfo, DecodeStatus, Slice, WeightsInMemory
 from barrel_inference.engine.engine import Engine
@@ -91,6 +91,7 @@ class FakeBackend:
         self.samplers: list[FakeSampler] = []
         self.copies: list[tuple[int, int, int, int]] = []
         self.rebuilds = 0
+        self.token_s = 0.004
         self.fault: Callable[[list[Slice]], DecodeStatus | None] = lambda slices: None
         self.next_token: Callable[[list[int]], int] = lambda kv: crc32(bytes(t % 256 for t in kv)) % (N_VOCAB - 1) + 1
         self._clock = clock
@@ -113,7 +114,7 @@ class FakeBackend:
         assert 0 < n_tokens <= self.info.n_batch
         assert len({piece.seq for piece in slices}) == len(slices)
         self.batches.append(slices)
-        self._clock.now += 0.01 + 0.004 * n_tokens
+        self._clock.now += 0.01 + self.token_s * n_tokens
         if status := self.fault(slices):
             return status
         self._rows = [self._extend(piece) for piece in slices]
@@ -356,10 +357,10 @@ class Bench:
         self.store = FakeStore(self.backend)
         self.run_on(self.backend, self.store if store else KVStore(self.backend), exact)
 
-    def run_on(self, backend: Backend, store: KVStore, exact: Exactness = "live") -> Bench:
+    def run_on(self, backend: Backend, store: KVStore, exact: Exactness = "live", **policy: Any) -> Bench:
         """Start afresh, as a new worker would, on these."""
         self.results = Results()
-        options = LoadOptions(id="m", context_opts=ContextOpts(decode_budget_ms=1000))
+        options = LoadOptions(id="m", context_opts=ContextOpts(decode_budget_ms=1000), policy=Policy(**policy))
         self.engine = Engine(backend, store, options, self.results, self.clock)
         self.preparer = Preparer(
             backend,

@@ -64,6 +64,27 @@ def test_a_long_prompt_never_stalls_a_running_stream() -> None:
     assert max(sum(feed.values()) for feed in mixed) == 64  # a whole tile; two would take 0.52 s
 
 
+@pytest.mark.parametrize(
+    ("n_batch", "policy", "most"),
+    [
+        (512, {}, 128),
+        (1024, {}, 256),
+        (128, {}, 64),  # at least so many, however small the batch
+        (512, {"prefill_chunk_size": 48}, 48),
+        (512, {"prefill_chunk_size": 384}, 384),
+    ],
+)
+def test_a_prompt_adds_at_most_a_chunk_to_a_step_of_others(n_batch: int, policy: dict[str, int], most: int) -> None:
+    bench = Bench(n_batch=n_batch)
+    bench.backend.token_s = 1e-6  # fast enough that time sets no other limit
+    bench.run_on(bench.backend, KVStore(bench.backend), **policy)
+    bench.submit("stream", tokens(10), max_tokens=60)
+    bench.step()
+    bench.submit("long", tokens(4000, seed=2), max_tokens=1)
+    added = [sum(batch.values()) - 1 for batch in bench.run().fed() if len(batch) == 2]
+    assert max(added) <= most < 1.1 * max(added)
+
+
 def test_the_end_of_generation_token_ends_it_and_is_not_output() -> None:
     bench = Bench()
     bench.backend.next_token = lambda kv: EOG if len(kv) >= 15 else 65

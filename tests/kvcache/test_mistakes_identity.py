@@ -109,6 +109,13 @@ def test_the_order_of_lora_adapters_does_not_matter() -> None:
     assert len(names) == 1
 
 
+def test_another_scale_of_an_adapter_is_another_model() -> None:
+    backend = FakeBackend()
+    layout = learn_layout(backend)
+    loads = [LoadOptions(id="m", lora=(("a.gguf", scale, "a" * 64),)) for scale in (1.0, 0.5)]
+    assert len({name(load, backend.info, layout).digest() for load in loads}) == 2
+
+
 def test_mistake_14_tools_not_in_the_key(tmp_path: Path) -> None:
     """The prompt is what is keyed, tools included: a changed description ends the prefix there."""
     one = runner(tmp_path)

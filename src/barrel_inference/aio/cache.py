@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from barrel_inference import tally
-from barrel_inference.aio.params import Prompt, StrPath, check_prompt, check_seconds, check_text
+from barrel_inference.aio.params import Prompt, StrPath, check_path, check_prompt, check_seconds, check_text
 from barrel_inference.aio.tiers import AUTOMATIC, Tiers
 from barrel_inference.errors import TierUnknownError
 from barrel_inference.kvcache.tier import Tier
@@ -92,6 +92,7 @@ class AsyncCache:
         from barrel_inference.kvcache.admin import content
 
         older_than = None if older_than_s is None else time.time() - check_seconds("older_than_s", older_than_s)
+        namespace = None if namespace is None else check_text(namespace)
         clear = functools.partial(content.clear, namespace=namespace, older_than=older_than)
         return await self._threads.run(clear, self._chosen(tier))
 
@@ -106,7 +107,7 @@ class AsyncCache:
         from barrel_inference.kvcache.admin.archive import Moved  # tarfile is slow to import
 
         call = self._model(model_id).call
-        path = str(Path.cwd() / file)
+        path = str(Path.cwd() / check_path(file))
         moved = await call("cache_export", prompt=check_prompt(prompt), salt=check_text(salt), path=path)
         return msgspec.convert(moved, Moved)
 
@@ -114,7 +115,7 @@ class AsyncCache:
         """Put an exported file's objects into a tier (the automatic one). Raises CacheError."""
         from barrel_inference.kvcache.admin import archive
 
-        return await self._threads.run(archive.import_file, Path(file), self._target(tier))
+        return await self._threads.run(archive.import_file, check_path(file), self._target(tier))
 
     def quota_bytes(self, tier: str | None = None) -> int:
         """The most that a tier (the automatic one) may hold, and so that can be imported into it."""

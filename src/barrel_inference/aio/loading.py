@@ -138,16 +138,18 @@ def _check_context(arguments: LoadArguments) -> None:
 def absolute(path: str) -> Path:
     """Against the working directory of this moment. Raises ConfigError for what cannot be a path."""
     try:
-        path.encode()
-        return Path(path).expanduser().absolute()
+        if b"\0" not in path.encode():
+            return Path(path).expanduser().absolute()
     except (UnicodeEncodeError, RuntimeError):  # RuntimeError: ~ of a user who does not exist
-        raise _refused("path", path, "a path") from None
+        pass
+    raise _refused("path", path, "a path")
 
 
 def locate(model: str, registry: Registry) -> Path:
     """The file to load: a path, or what a name or spec of an installed model stands for. Raises ConfigError,
     ModelNotFoundError or InvalidModelError."""
-    absolute(model)
+    if "\0" not in model:  # which no name holds either
+        absolute(model)
     try:
         return registry.locate(model).path
     except OSError as error:  # a name too long, a folder that may not be entered

@@ -31,6 +31,7 @@ class AsyncModel:
 
     @property
     def id(self) -> str:
+        """What it was loaded as."""
         return self._supervisor.options.id
 
     def info(self) -> ModelInfo:
@@ -72,12 +73,15 @@ class AsyncModel:
     # ---- the rest
 
     async def embed(self, texts: str | Sequence[Prompt]) -> Embedding:
-        """One normalised vector per input (text or token ids)."""
+        """One L2-normalised vector of ``info().n_embd`` numbers per input (text or token ids). InvalidRequestError for
+        an empty input, ContextExceededError for one too long, UnsupportedError where the model pools for ranking."""
         inputs: list[Prompt] = [texts] if isinstance(texts, str) else list(params.sequence(texts))
         reply = await self.call("embed", inputs=[params.check_prompt(each) for each in inputs])
         return msgspec.convert(reply, Embedding)
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The ids of a text. ``add_special``: with what the vocabulary puts around a prompt; ``parse_special``: control
+        tokens written in the text count as such. InvalidRequestError for a lone surrogate."""
         reply = await self.call(
             "tokenize",
             text=params.check_text(text),

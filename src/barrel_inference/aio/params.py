@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -187,6 +188,13 @@ def check_text(text: str) -> str:
             f"the text holds a lone surrogate at character {error.start}", position=error.start
         ) from None
     return text
+
+
+def check_path(path: StrPath) -> Path:
+    """Raises InvalidRequestError for what cannot be one."""
+    if isinstance(path, str | os.PathLike) and "\0" not in str(path):
+        return Path(path)
+    raise InvalidRequestError(f"a path is expected, not {path!r:.80}")
 
 
 def check_flag(option: str, value: bool) -> bool:

@@ -66,6 +66,8 @@ class AsyncRuntime:
         from barrel_inference.fingerprint import Fingerprints  # these and ``loading`` read models: not for those who
         from barrel_inference.registry import Registry  # only import the package
 
+        if not isinstance(config, RuntimeConfig | None):
+            raise ConfigError(f"config={config!r:.80} is not allowed: expected a RuntimeConfig", option="config")
         self.config = users_own(RuntimeConfig()) if config is None else config
         self._worker_command = worker_command
         self._memory = PsutilMemory() if memory is None else memory
@@ -187,17 +189,17 @@ class AsyncRuntime:
         return self._get(model_id).model
 
     def _get(self, model_id: str) -> _Loaded:
-        loaded = self._models.get(model_id)
+        loaded = self._models.get(model_id) if isinstance(model_id, str) else None
         if loaded is None:
-            state = "is still being loaded" if model_id in self._models else "is not loaded"
-            hint = nearest(model_id, self._models) if self._models else ""
-            raise NotLoadedError(f"model {model_id!r} {state}{hint}", id=model_id)
+            state = "is still being loaded" if model_id in list(self._models) else "is not loaded"
+            raise NotLoadedError(f"model {model_id!r} {state}{nearest(model_id, self._models)}", id=str(model_id))
         return loaded
 
     def _loaded(self) -> list[_Loaded]:
         return [each for each in self._models.values() if each is not None]
 
     def models(self) -> list[ModelInfo]:
+        """A snapshot of every loaded model."""
         return [each.model.info() for each in self._loaded()]
 
     async def unload(self, model_id: str, *, drain_s: float = 0.0) -> None:
@@ -223,9 +225,11 @@ class AsyncRuntime:
         return task
 
     async def complete(self, model_id: str, prompt: Prompt, **options: Any) -> Completion:
+        """``AsyncModel.complete`` by id."""
         return await self.model(model_id).complete(prompt, **options)
 
     def stream(self, model_id: str, prompt: Prompt, **options: Any) -> AsyncStream:
+        """``AsyncModel.stream`` by id."""
         return self.model(model_id).stream(prompt, **options)
 
     # ---- tiers and cache

@@ -59,6 +59,7 @@ class Streaming(ABC, Generic[Item, Whole]):
         await self.aclose()
 
     async def aclose(self) -> None:
+        """Stop the work; nothing comes any more."""
         if self._is_waiting:  # in another task, which gets the end of it
             self.cancel()
         else:
@@ -106,6 +107,7 @@ class AsyncStream(Streaming[Chunk, Completion]):
         return None if item.completion is None else (item.index, item.completion)
 
     def cancel(self) -> None:
+        """End it within one step: it then closes with finish reason ``cancelled``."""
         if self._has_begun:
             self._cancel()
         else:

@@ -226,7 +226,10 @@ class PrivateDirectory:
             os.close(fd)
 
     def _sweep(self) -> None:
-        """Remove what dead runtimes left."""
+        """Remove what dead runtimes left, and what their last worker still wrote when that was removed."""
+        for folder in self._home.iterdir():  # a living one's lock is older than its folder
+            if folder.is_dir() and not folder.with_suffix(".lock").exists():
+                shutil.rmtree(folder, ignore_errors=True)
         for lock in self._home.glob("*.lock"):
             with suppress(OSError):  # BlockingIOError: its owner lives
                 fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)

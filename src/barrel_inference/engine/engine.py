@@ -158,6 +158,12 @@ class Engine:
         """Give up what idle sequences hold; whether they held anything. Only from a function given to ``call``."""
         return self._replay.drop_idle()
 
+    def save_idle(self) -> None:
+        """Once ``run`` has returned: what could not be kept when its request ended gets another chance."""
+        for sequence in self._sequences:
+            if sequence.is_idle and sequence.writes and sequence.saved < len(sequence.tokens):
+                self._store.finish(sequence, "shutdown")
+
     # ---- receive
 
     def _receive(self, generation: Generation) -> None:

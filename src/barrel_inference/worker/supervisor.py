@@ -356,7 +356,8 @@ class Supervisor:
         if self._fatal is not None:
             raise WorkerDiedError(f"model {self.options.id!r} has failed: {self._fatal}", cause=self._fatal.code)
         if self.phase in ("stopping", "stopped"):
-            raise NotLoadedError(f"model {self.options.id!r} is being unloaded", id=self.options.id)
+            state = "is being unloaded" if self.phase == "stopping" else "is not loaded any more"
+            raise NotLoadedError(f"model {self.options.id!r} {state}", id=self.options.id)
 
     def _pending(self) -> list[Pending]:
         return [*self._flights.values(), *self._calls.values()]

@@ -118,11 +118,13 @@ def test_the_build_tells_whether_quantised_rows_are_rotated() -> None:
 
 def test_rope_options_change_rows_and_name() -> None:
     seen = set()
-    for options in ({}, {"rope_freq_base": 500.0}, {"rope_freq_scale": 0.5}, {"rope_scaling": "yarn"}):
+    yarn = {"rope_scaling": "yarn"}
+    overrides = [{}, {"rope_freq_base": 500.0}, {"rope_freq_scale": 0.5}, yarn, {**yarn, "yarn_orig_ctx": 128}]
+    for options in overrides:
         with opened(tiny_model("llama"), **options) as backend:
             seen.add(backend.info.rope)
             feed(backend, 0, 0, 60)
-    assert len(seen) == 4
+    assert len(seen) == len(overrides)
 
 
 @pytest.mark.parametrize(

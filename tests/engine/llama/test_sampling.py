@@ -61,6 +61,21 @@ def test_temperature_zero_takes_the_best() -> None:
     assert draws(neutral(temperature=0, repeat_penalty=1.5), 1) == [ORDER[0]]
 
 
+@pytest.mark.parametrize("temperature", [1e-7, 1e-30, 1e-40])  # 4 / 1e-40 is no 32-bit number
+@pytest.mark.parametrize("options", [{}, {"mirostat": 1}, {"mirostat": 2}, {"repeat_penalty": 1.5}, {"top_p": 0.9}])
+def test_next_to_no_temperature_is_none(temperature: float, options: dict[str, Any]) -> None:
+    assert draws(neutral(temperature=temperature, **options), 20) == [ORDER[0]] * 20
+
+
+@pytest.mark.parametrize("bias", [1e6, 1e30, 1e300])
+@pytest.mark.parametrize("temperature", [1e-6, 1.0])
+def test_no_bias_grows_to_infinity(temperature: float, bias: float) -> None:
+    sampler = opened(neutral(temperature=temperature, logit_bias={7: bias}, repeat_penalty=1e-6))
+    sampler.accept(7)
+    assert [sampler.sample(LOGITS.copy(), index) for index in range(20)] == [7] * 20
+    sampler.close()
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_probabilities(temperature: float) -> None:
     counts = np.bincount(draws(neutral(temperature=temperature), 6000), minlength=N_VOCAB)
@@ -197,6 +212,16 @@ def test_the_only_one_left_is_chosen(choice: Callable[[], Sampling]) -> None:
     logits = np.full(N_VOCAB, -np.inf, np.float32)
     logits[9] = -30.0
     assert draws(choice(), 3, logits) == [9] * 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_penalty_makes_infinitely_bad_is_still_chosen_if_nothing_else_is_allowed(temperature: float) -> None:
+    logits = np.full(N_VOCAB, -np.inf, np.float32)
+    logits[9] = -1e35
+    sampler = opened(neutral(temperature=temperature, repeat_penalty=1e6))
+    sampler.accept(9)
+    assert [sampler.sample(logits.copy(), index) for index in range(5)] == [9] * 5
+    sampler.close()
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,14 @@ class FakeStore(Checkpoints):
         super().__init__(backend, "exact")
         self._tier = tier
         self.keys: dict[str, tuple[int, ...]] = {}
+        self.waited_s: list[float] = []  # at most, for each key
 
     @property
     def store(self) -> Any:
         return SimpleNamespace(save_tier=self._tier, folder="ab" * 32) if self._tier else None
 
     def tokens_behind(self, key: str, wait_s: float = 0.0) -> tuple[int, ...] | None:
+        self.waited_s.append(wait_s)
         return self.keys.get(key)
 
 
@@ -55,8 +57,8 @@ def store(tmp_path: Path) -> FakeStore:
     return FakeStore(MergingBackend(Clock()), tier)
 
 
-def prompts(store: FakeStore, **info: Any) -> Prompts:
-    return Prompts(MergingBackend(Clock(), **info), store, resume_wait_s=0.0)
+def prompts(store: FakeStore, resume_wait_s: float = 0.0, **info: Any) -> Prompts:
+    return Prompts(MergingBackend(Clock(), **info), store, resume_wait_s=resume_wait_s)
 
 
 def request(prompt: str, **fields: Any) -> Request:
@@ -128,6 +130,11 @@ def test_a_parent_key_stands_for_its_tokens(store: FakeStore) -> None:
     assert made.tokenise(request("abab", parent_key="k")).tokens == [1, A, B, AB]
     assert made.tokenise(request("other", parent_key="k")).tokens == [1, *b"other"]
     assert made.tokenise(request("abab", parent_key="unknown")).tokens == [1, AB, AB]
+
+
+def test_a_parent_s_save_in_flight_is_waited_for_as_the_policy_says(store: FakeStore) -> None:
+    prompts(store, resume_wait_s=0.25).tokenise(request("x", parent_key="k"))
+    assert store.waited_s == [0.25]
 
 
 def test_message_ends_become_token_positions_for_models_that_need_them(store: FakeStore) -> None:

@@ -18,7 +18,8 @@ from barrel_inference.types import Sampling
 
 _MASK64 = (1 << 64) - 1
 _MAX_DRY = 8
-_MOST = 1e30  # a bias that no logit outweighs, and that adds up to no infinity in 32 bits
+_MOST = 1e20  # a bias that no logit outweighs, and that grows to no infinity in 32 bits
+_COLDEST = 1e-6  # lower temperatures are 0: what is divided by them overflows, and infinities have no order
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
@@ -117,7 +118,7 @@ class LlamaSampler:
         self._remembers = False  # penalties or DRY: they need to see every token
         self._bias = _bias(sampling, vocabulary)
         self._add_history(vocabulary.n_tokens, n_ctx, dry)
-        self._greedy = sampling.temperature <= 0
+        self._greedy = sampling.temperature < _COLDEST
         self._plain = self._greedy and not (self._remembers or self.stateful)
         if self.stateful:
             self._add_mirostat(vocabulary.n_tokens)
@@ -132,7 +133,10 @@ class LlamaSampler:
         best = int(logits.argmax())
         if not logits[best] > -np.inf:  # nor is NaN, which argmax prefers, and which llama.cpp must not sort
             raise DecodeError("no token has a probability: all are forbidden, or the model's logits are not numbers")
-        return best if self._plain else self._choose(logits, index)
+        if self._plain:
+            return best
+        token = self._choose(logits, index)
+        return token if logits[token] > -np.inf else best  # filters may have left nothing of what is allowed
 
     def _choose(self, logits: NDArray[np.float32], index: int) -> int:
         candidates = self._candidates
@@ -181,7 +185,7 @@ class LlamaSampler:
 
     def _add_mirostat(self, n_vocab: int) -> None:
         s, seed = self._sampling, self._seed & 0xFFFFFFFF
-        self._add(lib.llama_sampler_init_temp(s.temperature))
+        self._add(lib.llama_sampler_init_temp(0.0 if self._greedy else s.temperature))
         if s.mirostat == 1:
             self._add(lib.llama_sampler_init_mirostat(n_vocab, seed, s.mirostat_tau, s.mirostat_eta, 100))
         else:

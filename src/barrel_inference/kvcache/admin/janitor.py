@@ -104,8 +104,10 @@ class Janitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and leave the hit counts for the next start."""
+        """End the thread and leave the hit counts for the next start. Once: afterwards a tier may be gone."""
         with self._wake:
+            if self._is_stopping:
+                return
             self._is_stopping = True
             self._wake.notify_all()
         if self._thread is not None:

@@ -7,10 +7,13 @@ import gc
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import assert_never
 
 from barrel_inference.config import LoadOptions
+from barrel_inference.engine.checkpoints import Checkpoints
+from barrel_inference.engine.engine import Engine
 from barrel_inference.errors import BarrelError, LoadError, OutOfMemoryError
 from barrel_inference.worker.channel import BlockingChannel, ChannelError
 from barrel_inference.worker.child.assembly import Assembly, assemble
@@ -60,7 +63,7 @@ class Worker:
         except Exception:
             log.exception("the engine failed")  # the runtime starts another worker and resumes there
             self._exit(1)
-        parts.store.flush(self._save_s)
+        save_rest(parts.engine, parts.store, self._save_s)
         parts.reporter.report()
         self._exit(0)
 
@@ -127,6 +130,17 @@ class Worker:
             logging.shutdown()
         finally:
             os._exit(code)
+
+
+def save_rest(engine: Engine, store: Checkpoints, save_s: float) -> None:
+    """Write what is unsaved, within ``save_s``: as often as the queue is empty again, what it had no room for."""
+    until = time.monotonic() + save_s
+    while store.flush(max(0.0, until - time.monotonic())):
+        n_drops = store.counters["drops"]
+        engine.save_idle()
+        if store.counters["drops"] == n_drops:
+            break
+    store.flush(max(0.0, until - time.monotonic()))
 
 
 def _typed(error: Exception) -> BarrelError:
