@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from barrel_inference.config import Policy
 from barrel_inference.kvcache.admin.archive import export, import_file
 from barrel_inference.kvcache.admin.content import clear, pin, stats, verify
 from barrel_inference.kvcache.chain import block_keys, pack_tokens, rest_key, root
@@ -27,6 +28,8 @@ LAYOUTS = [
     ("plain", {"v_trans": True}),
     ("swa", {"n_swa": 100}),
     ("swa", {"n_swa": 16}),
+    ("swa", {"n_swa": 64}),
+    ("swa", {"n_swa": 128}),
     ("hybrid", {}),
     ("hybrid_swa", {"n_swa": 100}),
 ]
@@ -195,7 +198,7 @@ def conversation(path: Path, kind: str, turns: list[tuple[int, int]], **facts: o
 
 @pytest.mark.parametrize(("kind", "facts"), LAYOUTS)
 def test_every_turn_goes_on_exactly_and_is_written_once(tmp_path: Path, kind: str, facts: dict[str, object]) -> None:
-    turns = [(3, 4), (9, 5), (20, 30), (1, 1), (60, 40), (11, 9), (30, 0)]
+    turns = [(3, 4), (9, 5), (20, 30), (1, 1), (60, 40), (11, 9), (1, 135), (30, 0)]
     one, runs = conversation(tmp_path, kind, turns, **facts)
     for before, run in pairwise(runs):
         assert run.restored == len(before.tokens)
@@ -211,6 +214,19 @@ def test_every_turn_goes_on_exactly_and_is_written_once(tmp_path: Path, kind: st
     assert sum(1 for _ in tmp_path.glob("*/*/*.tail.*")) + sum(1 for _ in tmp_path.glob("*/*/*.rest.*")) == len(
         [first for first, last in rows if last - first < 64]
     ), "and no part is left over"
+
+
+@pytest.mark.parametrize("n_swa", [16, 64, 100, 128, 200])
+def test_a_window_that_begins_before_its_rest_is_copied_whole(tmp_path: Path, n_swa: int) -> None:
+    """All of it at the end, from one long batch: a copied range is no longer than the window."""
+    policy, said = Policy(cold_min_tokens=1000), list(range(500, 800))
+    for before, n in ((0, 127), (127, 190), (190, 253)):
+        backend = FakeBackend("swa", n_swa=n_swa)
+        one = Runner(backend, open_on(backend, options(spec(tmp_path), policy=policy)))
+        assert one.run(said[:n]).restored == before
+        assert one.checkpoints.counters["incomplete"] == 0
+        one.checkpoints.close()
+    assert any(tmp_path.glob("*/*/*.rest.*"))
 
 
 def test_a_block_has_no_more_than_so_many_parts(tmp_path: Path) -> None:
