@@ -18,6 +18,7 @@ from barrel_inference.kvcache.policy import (
     score,
     state_stops,
     victims,
+    whole_blocks,
 )
 from barrel_inference.kvcache.record import Name
 from barrel_inference.kvcache.tier import Stored
@@ -52,6 +53,18 @@ def test_generation_is_saved_at_intervals() -> None:
     assert save_limit(policy, 100, 191, 64, 0) == (64, "continued")
     assert save_limit(policy, 100, 192, 64, 0) == (192, "continued")
     assert save_limit(policy, 100, 128, 64, 50) == (128, "continued")
+
+
+@pytest.mark.parametrize("n_swa", [16, 64, 100, 128, 200, 256])
+def test_a_block_is_saved_while_its_rows_are_in_the_window_wherever_its_tail_ended(n_swa: int) -> None:
+    saved = 127
+    for n in range(saved + 1, 1000):
+        limit, _ = save_limit(Policy(), 120, n, saved, n_swa)
+        if limit > saved:
+            first_end = whole_blocks(saved) + 64
+            assert n - n_swa <= max(whole_blocks(saved), first_end - n_swa), "its rows are still there"
+            saved = limit
+    assert saved > 700
 
 
 def test_states_are_wanted_at_message_ends_distances_and_the_last_block() -> None:

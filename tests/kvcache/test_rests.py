@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from barrel_inference.config import Policy
 from barrel_inference.kvcache.admin.archive import export, import_file
 from barrel_inference.kvcache.admin.content import clear, pin, stats, verify
 from barrel_inference.kvcache.chain import block_keys, pack_tokens, rest_key, root
@@ -18,7 +19,7 @@ from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import Tier
 from tests.kvcache.fake_backend import FakeBackend
 from tests.kvcache.harness import Run, Runner, open_on, options, same, spec
-from tests.kvcache.objects import NAMESPACE, payload, put, store
+from tests.kvcache.objects import NAMESPACE, payload, put, records, store
 
 TOKENS = list(range(300))
 PROMPT = list(range(10, 510))
@@ -27,6 +28,8 @@ LAYOUTS = [
     ("plain", {"v_trans": True}),
     ("swa", {"n_swa": 100}),
     ("swa", {"n_swa": 16}),
+    ("swa", {"n_swa": 64}),
+    ("swa", {"n_swa": 128}),
     ("hybrid", {}),
     ("hybrid_swa", {"n_swa": 100}),
 ]
@@ -63,6 +66,13 @@ def put_parts(tier: Tier, *ends: int) -> list[Name]:
     """What a conversation leaves that stopped at each of ``ends``, all in one block."""
     names = put(tier, TOKENS[: ends[0]], "g")
     return names + [put_part(tier, TOKENS[:end], before) for before, end in pairwise(ends)]
+
+
+def put_tail(tier: Tier, tokens: list[int]) -> Name:
+    """Without the blocks before it."""
+    record = records(tokens, "g")[-1]
+    tier.put(NAMESPACE.hex(), record.name, [encode(record), payload(tokens[record.first :])])
+    return record.name
 
 
 def look(one: Store, tokens: list[int], **more: object) -> Found:
@@ -133,6 +143,16 @@ def test_what_another_worker_adds_is_found(tmp_path: Path) -> None:
     assert look(one, TOKENS).length == 192
 
 
+def test_all_that_another_worker_adds_is_found_at_once(tmp_path: Path) -> None:
+    """Not one block a lookup."""
+    disk = Tier(spec(tmp_path))
+    one = store(disk)
+    for end in (10, 70, 140, 200):
+        put_tail(disk, TOKENS[:end])
+        put_part(disk, TOKENS[: end // 64 * 64 + 64], end)
+    assert look(one, TOKENS).length == 256
+
+
 def test_parts_serve_no_cold_prompt(tmp_path: Path) -> None:
     disk = Tier(spec(tmp_path))
     put(disk, TOKENS[:128], "p")
@@ -151,26 +171,56 @@ def test_a_prefilled_block_replaces_its_rest(tmp_path: Path) -> None:
     assert spans(look(one, TOKENS))[-1] == ("block", 128, 192)
 
 
-def test_one_of_two_rests_of_a_block_may_go(tmp_path: Path) -> None:
-    """Two workers cut it differently, and only one of theirs is listed: when that goes, the block is written again."""
+@pytest.mark.parametrize("lost", [0, 1])
+def test_one_of_two_rests_of_a_block_may_go(tmp_path: Path, lost: int) -> None:
+    """Two workers cut it differently: what one of them wrote is enough."""
     disk = Tier(spec(tmp_path))
     names = [put_parts(disk, 150, 192)[-1], put_parts(disk, 160, 192)[-1]]
     one = store(disk)
     assert look(one, TOKENS).length == 192
-    listed = look(one, TOKENS).blocks[-1].name
-    (other,) = set(names) - {listed}
-    disk.remove(NAMESPACE.hex(), other)
-    assert look(one, TOKENS).length == 192
-    disk.remove(NAMESPACE.hex(), listed)
-    assert look(one, TOKENS).length in (150, 160)
+    disk.remove(NAMESPACE.hex(), names[lost])
+    assert look(one, TOKENS).length == 192 and one.is_known(names[0])
+    disk.remove(NAMESPACE.hex(), names[1 - lost])
+    assert look(one, TOKENS).length == 160
     assert not one.is_known(names[0]) and not one.is_known(names[1])
+
+
+@pytest.mark.parametrize("lost", [150, 160])
+def test_the_tail_of_one_of_two_rests_may_go(tmp_path: Path, lost: int) -> None:
+    disk = Tier(spec(tmp_path))
+    names = {end: put_parts(disk, end, 192) for end in (150, 160)}
+    behind = put_tail(disk, TOKENS[:200])
+    disk.remove(NAMESPACE.hex(), names[lost][-2])
+    one = store(disk)
+    assert one.parts(names[lost][-1].key) == 2
+    assert look(one, TOKENS).length == 200
+    assert one.tokens_behind(behind.key) == tuple(TOKENS[:200])
+
+
+def test_many_ways_through_a_block_are_walked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tail completed by a rest to every longer one: 2 ** 14 ways."""
+    disk = Tier(spec(tmp_path))
+    put(disk, TOKENS[:128], "g")
+    ends = range(130, 146)
+    for end in ends:
+        put_tail(disk, TOKENS[:end])
+        for first in range(130, end):
+            put_part(disk, TOKENS[:end], first)
+    one = store(disk)
+    for name in [stored.name for stored in disk.objects()]:
+        one.head(disk, name)
+    asked: list[Name] = []
+    head = Store.head
+    monkeypatch.setattr(Store, "head", lambda self, tier, name: asked.append(name) or head(self, tier, name))
+    assert look(one, TOKENS).length == 145
+    assert len(asked) < 1000
 
 
 def test_a_made_up_circle_ends(tmp_path: Path) -> None:
     disk = Tier(spec(tmp_path))
     name = put_parts(disk, 150, 192)[-1]
     one = store(disk)
-    one.index(disk).by_key[name.key].names["rest", "g"] = name._replace(parent=name.key)
+    one.index(disk).by_key[name.key].names["rest", "g"] = (name._replace(parent=name.key),)
     assert one.parts(name.key) == 0
     assert look(one, TOKENS).length <= 192
 
@@ -195,7 +245,7 @@ def conversation(path: Path, kind: str, turns: list[tuple[int, int]], **facts: o
 
 @pytest.mark.parametrize(("kind", "facts"), LAYOUTS)
 def test_every_turn_goes_on_exactly_and_is_written_once(tmp_path: Path, kind: str, facts: dict[str, object]) -> None:
-    turns = [(3, 4), (9, 5), (20, 30), (1, 1), (60, 40), (11, 9), (30, 0)]
+    turns = [(3, 4), (9, 5), (20, 30), (1, 1), (60, 40), (11, 9), (1, 135), (30, 0)]
     one, runs = conversation(tmp_path, kind, turns, **facts)
     for before, run in pairwise(runs):
         assert run.restored == len(before.tokens)
@@ -220,6 +270,34 @@ def test_another_answer_writes_its_own_tokens_alone(tmp_path: Path) -> None:
     assert one.checkpoints.counters["saved_tokens"] == 250
     one.run(PROMPT[:150], 100, forced=[2] * 100)
     assert one.checkpoints.counters["saved_tokens"] == 350
+
+
+@pytest.mark.parametrize(("kind", "facts"), LAYOUTS)
+def test_another_question_goes_on_from_the_same_tail(tmp_path: Path, kind: str, facts: dict[str, object]) -> None:
+    one, runs = conversation(tmp_path, kind, [(3, 4), (9, 50), (20, 30)], **facts)
+    for run in runs:
+        assert one.run([*run.tokens, 7], cache="read").restored == len(run.tokens)
+
+
+@pytest.mark.parametrize("n_swa", [16, 64, 100, 128])
+def test_without_the_window_of_the_block_that_of_its_tail_serves(tmp_path: Path, n_swa: int) -> None:
+    one, runs = conversation(tmp_path, "swa", [(3, 4), (9, 50)], n_swa=n_swa)
+    block = block_keys(root(_store(one).namespace), pack_tokens(runs[-1].tokens))[1].hex()[:32]
+    next(tmp_path.glob(f"*/*/*-{block}.window.*")).unlink()
+    assert one.run([*runs[-1].tokens[:128], 7], cache="read").restored == len(runs[0].tokens)
+
+
+@pytest.mark.parametrize("n_swa", [16, 64, 100, 128, 200])
+def test_a_window_that_begins_before_its_rest_is_copied_whole(tmp_path: Path, n_swa: int) -> None:
+    """All of it at the end, from one long batch: a copied range is no longer than the window."""
+    policy, said = Policy(cold_min_tokens=1000), list(range(500, 800))
+    for before, n in ((0, 127), (127, 190), (190, 253)):
+        backend = FakeBackend("swa", n_swa=n_swa)
+        one = Runner(backend, open_on(backend, options(spec(tmp_path), policy=policy)))
+        assert one.run(said[:n]).restored == before
+        assert one.checkpoints.counters["incomplete"] == 0
+        one.checkpoints.close()
+    assert any(tmp_path.glob("*/*/*.rest.*"))
 
 
 def test_a_block_has_no_more_than_so_many_parts(tmp_path: Path) -> None:

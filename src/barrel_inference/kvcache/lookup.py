@@ -8,6 +8,7 @@ it. Owns nothing; ``find`` holds the store's lock.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -127,8 +128,9 @@ class _Search:
         self._names = [short(key) for key in self._keys]
         self._reads = MAX_HEADER_READS
         self._n_blocks = 0
-        self._rows: list[Piece] = []  # of the whole blocks
+        self._rows: list[Piece] = []  # of the whole blocks, then what is lent
         self._lent: Lent | None = None
+        self._lends: dict[str, Lent | None] = {}
         self._states: dict[int, dict[int, tuple[Tier, Name, Record]]] = {}
 
     def run(self, limit: Limit) -> Found:
@@ -146,34 +148,46 @@ class _Search:
 
     def _walk(self) -> int:
         """Collect the whole blocks that are there, then who may lend the rest; tokens available."""
-        for i, key in enumerate(self._names[1:]):
-            start, stop = i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS
-            if held := self._probe(key, "block") or self._object(i, key, "block"):
-                self._rows.append(Piece(*held, start, stop, start, stop, start))
-            elif not self._cold and (parts := self._in_parts(i, key)):
-                self._rows += parts
-            else:
-                break
+        while rows := self._block(self._n_blocks):
+            self._rows += rows
             self._n_blocks += 1
-        start = self._n_blocks * BLOCK_TOKENS
-        self._lent = self._lend(self._names[self._n_blocks], start, start + BLOCK_TOKENS)
-        return self._lent.stop if self._lent and not self._cold else start
+        if self._lent is None or self._cold:
+            return self._n_blocks * BLOCK_TOKENS
+        self._rows += self._lent.pieces
+        return self._lent.stop
 
-    def _in_parts(self, i: int, key: str) -> list[Piece] | None:
+    def _block(self, i: int) -> Sequence[Piece]:
+        """All rows of block i, or none; then ``_lent`` are those that are there."""
+        if i + 1 < len(self._names) and (rows := self._whole(i, self._names[i + 1])):
+            return rows
+        stop = (i + 1) * BLOCK_TOKENS
+        lent = self._lend(self._names[i], i * BLOCK_TOKENS, stop)
+        if lent and lent.stop == stop and not self._cold:  # its rests were not listed yet, or lead here by another way
+            return lent.pieces
+        self._lent = lent
+        return ()
+
+    def _whole(self, i: int, key: str) -> list[Piece]:
+        if held := self._probe(key, "block") or self._object(i, key, "block"):
+            start, stop = i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS
+            return [Piece(*held, start, stop, start, stop, start)]
+        return [] if self._cold else self._in_parts(i, key)
+
+    def _in_parts(self, i: int, key: str) -> list[Piece]:
         """The tail and the rests that make up a block, found from its end."""
         parts: list[Piece] = []
         start, stop = i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS
         while len(parts) < MAX_PARTS:
             if held := self._probe(key, "tail"):
                 parts.append(Piece(*held, start, stop, start, stop, start))
-                return parts[::-1] if held[1].parent == self._names[i] else None
+                return parts[::-1] if held[1].parent == self._names[i] else []
             held = self._probe(key, "rest")
             record = self._store.head(*held) if held else None
             if held is None or record is None or not start < record.first < stop:
-                return None
+                return []
             parts.append(Piece(*held, record.first, stop, record.first, stop, record.first))
             stop, key = record.first, record.name.parent
-        return None
+        return []
 
     def _object(self, i: int, key: str, kind: ObjectKind) -> tuple[Tier, Name] | None:
         """A child of chain position i; a folder that changed is listed again before it counts as missing."""
@@ -201,27 +215,29 @@ class _Search:
 
     def _lend(self, parent: str, start: int, end: int) -> Lent | None:
         """Who continues a chain position, or a tail, with most of the tokens wanted below ``end``."""
+        if parent not in self._lends:
+            self._refresh(parent[:2])
+            self._lends[parent] = max(self._lenders(parent, start, end), key=_usefulness, default=None)
+        return self._lends[parent]
+
+    def _lenders(self, parent: str, start: int, end: int) -> Iterator[Lent]:
         wanted = self._packed[4 * start : 4 * end]
-        self._refresh(parent[:2])
-        best: Lent | None = None
         for tier, entry in self._children(parent):
             name = entry.continuing(parent)
             record = self._head(tier, entry, name) if name else None
-            if record is None or name is None or record.first != start:
-                continue
-            lent = self._lent_by(Piece(tier, name, start, start + record.count, start, start, start), record, wanted)
-            if best is None or lent.stop > best.stop:
-                best = lent
-        return best
+            if record is not None and name is not None and record.first == start:
+                yield self._lent_by(Piece(tier, name, start, start + record.count, start, start, start), record, wanted)
 
     def _lent_by(self, piece: Piece, record: Record, wanted: bytes) -> Lent:
         stop = piece.first + _common_tokens(record.tokens, wanted)
         end = piece.first + len(wanted) // 4
-        if stop < piece.last or stop == end or not record.count:
-            return Lent((piece._replace(stop=stop),), stop, stop < min(piece.last, end))
         piece = piece._replace(stop=stop)
+        if stop < piece.last or stop == end or not record.count:
+            return Lent((piece,), stop, stop < min(piece.last, end))
         further = self._lend(piece.name.key, stop, end)
-        return further.behind(piece) if further else Lent((piece,), stop, differs=False)
+        if further and further.stop > stop:
+            return further.behind(piece)
+        return Lent((piece,), stop, differs=further is not None)
 
     def _head(self, tier: Tier, entry: Entry, name: Name) -> Record | None:
         if name not in entry.heads:
@@ -243,25 +259,24 @@ class _Search:
     def _window_reach(self, at: int) -> int:
         need = max(0, at - self._shape.n_swa + 1)
         for i in range((at - 1) // BLOCK_TOKENS, need // BLOCK_TOKENS - 1, -1):
-            window = self._window(i)
+            window = self._window(i, at)
             if window is None or window.first > max(need, i * BLOCK_TOKENS):
-                return i * BLOCK_TOKENS
+                return self._holder(i, at).start
         return at
 
-    def _window(self, i: int) -> Piece | None:
-        """The window rows of block i, or of whoever lends it: the last n_swa positions of the object."""
-        start = i * BLOCK_TOKENS
-        if i < self._n_blocks:
-            last, key = start + BLOCK_TOKENS, self._names[i + 1]
-        elif self._lent is not None:
-            last, key = self._lent.pieces[-1].last, self._lent.pieces[-1].name.key
-        else:
-            return None
-        held = self._object(i, key, "window")
+    def _holder(self, i: int, at: int) -> Piece:
+        """Who holds the rows of block i just below ``at``, or at the block's end."""
+        return self._rows[bisect_left(self._rows, min(at, (i + 1) * BLOCK_TOKENS), key=lambda piece: piece.stop)]
+
+    def _window(self, i: int, at: int) -> Piece | None:
+        """The window rows of block i: the last n_swa positions of the object that holds its rows up to ``at``."""
+        holder = self._holder(i, at)
+        held = self._object(i, holder.name.key, "window")
         if held is None:
             return None
-        first = max(start, last - self._shape.n_swa)
-        return Piece(*held, first, last, first, last, start)
+        start = i * BLOCK_TOKENS
+        first = max(start, holder.last - self._shape.n_swa)
+        return Piece(*held, first, holder.last, first, holder.last, start)
 
     def _state_below(self, at: int) -> int:
         for i in range(at // BLOCK_TOKENS, -1, -1):
@@ -315,7 +330,7 @@ class _Search:
         )
 
     def _block_pieces(self, at: int) -> Iterator[Piece]:
-        for piece in (*self._rows, *(self._lent.pieces if self._lent else ())):
+        for piece in self._rows:
             if piece.start >= at:
                 return
             yield piece if piece.stop <= at else piece._replace(stop=at)
@@ -323,7 +338,7 @@ class _Search:
     def _window_pieces(self, at: int) -> Iterator[Piece]:
         need = max(0, at - self._shape.n_swa + 1)
         for i in range(need // BLOCK_TOKENS, -(-at // BLOCK_TOKENS)):
-            window = self._window(i)
+            window = self._window(i, at)
             if window is not None:
                 yield window._replace(stop=min(window.last, at))
 
@@ -333,6 +348,11 @@ def _prefill_end(at: int, blocks: tuple[Piece, ...], windows: tuple[Piece, ...],
         return 0
     impure = (piece.start for piece in (*blocks, *windows) if piece.name.provenance != "p" or piece.stop != piece.last)
     return min(impure, default=at)
+
+
+def _usefulness(lent: Lent) -> tuple[int, int]:
+    """The longest; of equal ones what ends there, for its window rows do, too."""
+    return lent.stop, -lent.pieces[-1].last
 
 
 def _common_tokens(a: bytes, b: bytes) -> int:

@@ -84,10 +84,11 @@ def save_limit(policy: Policy, n_prompt: int, n_tokens: int, saved: int, n_swa: 
     if n_tokens <= n_prompt:
         limit = min(n_tokens, cold_limit(policy, n_prompt))
         return limit if limit == n_prompt and not n_swa else whole_blocks(limit), "cold"
-    interval = policy.continued_interval
+    interval, done = policy.continued_interval, max(saved, whole_blocks(n_prompt))
     if n_swa:
         interval = min(interval, max(BLOCK_TOKENS, whole_blocks(n_swa)))
-    due = n_tokens >= policy.min_tokens and n_tokens - max(saved, whole_blocks(n_prompt)) >= interval
+        done = whole_blocks(done)  # the window rows of a block that a tail ends in are all copied again
+    due = n_tokens >= policy.min_tokens and n_tokens - done >= interval
     return (whole_blocks(n_tokens), "continued") if due else (saved, "continued")
 
 

@@ -42,6 +42,7 @@ MAX_HEADER = 4 << 20  # a million tokens: enough for a state that carries its wh
 ObjectKind = Literal["block", "tail", "window", "state", "rest"]
 Provenance = Literal["p", "g"]  # computed by prefill as a cold run would, or not
 KINDS: tuple[ObjectKind, ...] = get_args(ObjectKind)
+PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)  # the better one first
 ROWS: tuple[ObjectKind, ...] = ("block", "tail", "rest")  # of one key the best first
 MAX_PARTS = 8  # of a tail or block; each is a file to read
 FILE = re.compile(rf"([0-9a-f]{{{NAME_HEX}}})-([0-9a-f]{{{NAME_HEX}}})\.({'|'.join(KINDS)})\.([pg])")

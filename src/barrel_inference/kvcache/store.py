@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from barrel_inference.kvcache.chain import NAME_HEX, unpack_tokens
 from barrel_inference.kvcache.record import (
     FIXED,
     MAX_HEADER,
     MAX_PARTS,
+    PROVENANCES,
     ROWS,
     CorruptError,
     Name,
@@ -24,7 +26,6 @@ from barrel_inference.kvcache.record import (
     Record,
     decode,
     parse_name,
-    short,
 )
 from barrel_inference.kvcache.tier import Tier
 from barrel_inference.tally import Tally
@@ -35,21 +36,38 @@ FIRST_READ = 4096
 
 @dataclass(slots=True)
 class Entry:
-    """The objects of one key in one tier. ``heads``: headers read so far."""
+    """The objects of one key in one tier; of rests there may be several, which begin at different tails. ``heads``:
+    headers read so far. ``best`` and ``rows`` need no lock."""
 
-    names: dict[tuple[ObjectKind, Provenance], Name] = field(default_factory=dict)
+    names: dict[tuple[ObjectKind, Provenance], tuple[Name, ...]] = field(default_factory=dict)
     heads: dict[Name, Record] = field(default_factory=dict)
 
     def best(self, kind: ObjectKind, cold: bool = False) -> Name | None:
         """The prefilled one when there is one; nothing else when ``cold``."""
-        return self.names.get((kind, "p")) or (None if cold else self.names.get((kind, "g")))
+        names = self.names.get((kind, "p")) or (None if cold else self.names.get((kind, "g")))
+        return names[0] if names else None
 
-    def rows(self) -> Name | None:
-        return next(filter(None, map(self.best, ROWS)), None)
+    def rows(self) -> list[Name]:
+        """The best first."""
+        return [name for kind in ROWS for provenance in PROVENANCES for name in self.names.get((kind, provenance), ())]
 
     def continuing(self, parent: str) -> Name | None:
         """The rows that begin where ``parent`` ends."""
-        return next((name for kind in ROWS if (name := self.best(kind)) and name.parent == parent), None)
+        return next((name for name in self.rows() if name.parent == parent), None)
+
+    def add(self, name: Name) -> None:
+        others = self.names.get(name[2:], ())
+        if name not in others:
+            self.names[name[2:]] = (*others, name)
+
+    def drop(self, name: Name) -> None:
+        others = tuple(other for other in self.names.pop(name[2:], ()) if other != name)
+        if others:
+            self.names[name[2:]] = others
+        self.heads.pop(name, None)
+
+    def is_child_of(self, parent: str) -> bool:
+        return any(name.parent == parent for names in self.names.values() for name in names)
 
 
 class Index:
@@ -114,7 +132,7 @@ class Index:
         if entry is None:
             entry = self.by_key[name.key] = Entry()
         self.by_parent.setdefault(name.parent, {})[name.key] = entry
-        entry.names[name.kind, name.provenance] = name
+        entry.add(name)
         return entry
 
     def _forget(self, file: str) -> None:
@@ -122,12 +140,10 @@ class Index:
         entry = self.by_key.get(name.key) if name else None
         if name is None or entry is None:
             return
-        if entry.names.get((name.kind, name.provenance)) == name:  # two rests may make up the same block
-            del entry.names[name.kind, name.provenance]
-        entry.heads.pop(name, None)
+        entry.drop(name)
         if not entry.names:
             del self.by_key[name.key]
-        if all(other.parent != name.parent for other in entry.names.values()):
+        if not entry.is_child_of(name.parent):
             siblings = self.by_parent.get(name.parent, {})
             siblings.pop(name.key, None)
             if not siblings:
@@ -170,26 +186,24 @@ class Store:
         """``name`` was captured; call ``saved`` or ``dropped`` later."""
         self._pending.add(name)
 
-    def parts(self, key: str) -> int:
-        """How many objects of the save tier, or on their way there, make up a block or tail; 0 if one is missing."""
-        for n in range(1, MAX_PARTS + 1):
-            name = self._rows(key)
-            if name is None:
-                return 0
-            if name.kind != "rest":
-                return n
-            key = name.parent
-        return 0
+    def parts(self, key: str, most: int = MAX_PARTS) -> int:
+        """Of how many objects of the save tier, or on their way there, a block or tail is made up; 0 if one is missing,
+        or it takes more than ``most``."""
+        names = self._rows(key) if most else []
+        if any(name.kind != "rest" for name in names):
+            return 1
+        behind = filter(None, (self.parts(name.parent, most - 1) for name in names))
+        return min((1 + n for n in behind), default=0)
 
-    def _rows(self, key: str) -> Name | None:
+    def _rows(self, key: str) -> list[Name]:
         entry = self._indices[self.save_tier.name].by_key.get(key) if self.save_tier is not None else None
-        listed = entry.rows() if entry is not None else None
-        return listed or next((name for name in list(self._pending) if name.key == key and name.kind in ROWS), None)
+        listed = entry.rows() if entry is not None else []
+        return listed or [name for name in list(self._pending) if name.key == key and name.kind in ROWS]
 
     def is_listed(self, key: str) -> bool:
         """The save tier has it, as far as is known."""
         entry = self._indices[self.save_tier.name].by_key.get(key) if self.save_tier is not None else None
-        return entry is not None and (entry.rows() is None or self.parts(key) > 0)
+        return entry is not None and (not entry.rows() or self.parts(key) > 0)
 
     def is_pending(self, key: str) -> bool:
         return any(name.key == key for name in list(self._pending))
@@ -220,7 +234,7 @@ class Store:
             return []
         names = self._indices[tier.name].by_key[name.key].names
         kinds = ROWS if name.kind in ROWS else (name.kind,)
-        return [weaker for kind in kinds if (weaker := names.get((kind, "g"))) is not None]
+        return [weaker for kind in kinds for weaker in names.get((kind, "g"), ())]
 
     # ---- trouble
 
@@ -269,28 +283,50 @@ class Store:
             index.sync()
 
     def tokens_behind(self, key: str) -> tuple[int, ...] | None:
-        """The token list that ends with the object named by a finish key, from the headers."""
-        parts: list[bytes] = []
+        """The token list that ends with the object named by a finish key, from the headers: of ways that lead there
+        one that begins at the beginning."""
         with self.lock:
             self.sync()
-            record = self._by_key(key[:NAME_HEX])
-            while record is not None:
-                parts.append(record.tokens)
-                first = record.first
-                if first == 0:
-                    return unpack_tokens(b"".join(reversed(parts)))
-                record = self._by_key(short(record.parent))
-                if record is not None and (record.first >= first or record.first + record.count != first):
-                    return None  # made by hand: such a chain may have no end
+            ways, seen = self._ways(key[:NAME_HEX], None), set[str]()
+            while ways:
+                tier, name, behind = ways.pop()
+                record = self.head(tier, name)
+                if record is None or not _is_before(record, behind):
+                    continue
+                way = _Way(record, behind)
+                if record.first == 0:
+                    return unpack_tokens(b"".join(way.tokens()))
+                if name.parent not in seen:
+                    seen.add(name.parent)
+                    ways += self._ways(name.parent, way)
         return None
 
-    def _by_key(self, key: str) -> Record | None:
+    def _ways(self, key: str, behind: _Way | None) -> list[tuple[Tier, Name, _Way | None]]:
+        """What ends with ``key``, the best last."""
+        found: list[tuple[Tier, Name, _Way | None]] = []
         for tier in self.tiers:
-            entry = self._indices[tier.name].by_key.get(key)
-            name = entry and (entry.rows() or entry.best("state"))
-            if name:
-                return self.head(tier, name)
-        return None
+            if (entry := self._indices[tier.name].by_key.get(key)) is not None:
+                state = entry.best("state")
+                found += [(tier, name, behind) for name in entry.rows() or ([state] if state else [])]
+        return found[::-1]
+
+
+class _Way(NamedTuple):
+    """Headers from one on to the end of a chain."""
+
+    record: Record
+    behind: _Way | None
+
+    def tokens(self) -> Iterator[bytes]:
+        way: _Way | None = self
+        while way is not None:
+            yield way.record.tokens
+            way = way.behind
+
+
+def _is_before(record: Record, behind: _Way | None) -> bool:
+    """It ends where that begins, and begins before it: a chain made by hand may have no end."""
+    return behind is None or record.first < behind.record.first == record.first + record.count
 
 
 def read_header(tier: Tier, namespace: str, name: Name) -> Record:

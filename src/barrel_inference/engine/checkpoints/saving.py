@@ -188,7 +188,8 @@ def _runs(items: list[Item], longest: int) -> Iterator[list[Item]]:
     """Items of adjacent positions, together no longer than ``longest``."""
     run: list[Item] = []
     for item in items:
-        if run and (item.first > _end(run[-1]) or _end(item) - run[0].first > longest):
+        first = min(one.first for one in (*run, item))  # a window begins before the rest that it belongs to
+        if run and (item.first > _end(run[-1]) or _end(item) - first > longest):
             yield run
             run = []
         run.append(item)
