@@ -322,7 +322,7 @@ def test_the_end_tells_who_waits_for_what_may_take_long(tmp_path: Path, stream: 
                 running.stop()
             answers = [read_all(loading), read_all(pulling)]
     assert answers[0].startswith(b"HTTP/1.1 503")
-    assert all(b'{"error":"the server is shutting down"}' in each for each in answers)
+    assert all(b'{"error":"the server is shutting down"' in each for each in answers)
 
 
 def read_all(client: socket.socket) -> bytes:
