@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from barrel_inference.cli.client import Client
-from barrel_inference.errors import BarrelError, InvalidRequestError, ModelfileError, UnreachableError
+from barrel_inference.errors import BarrelError, InvalidRequestError, ModelfileError, PullError, UnreachableError
 
 KEYS = ("first-good-key", "another-good-key")
 
@@ -99,6 +99,9 @@ def test_a_failure_is_what_the_server_calls_it() -> None:
         client.ask("GET", "/api/ps")
     with answering(whole("200 OK", named)) as client, pytest.raises(ModelfileError, match="no"):
         list(client.lines("/api/create", {}))
+    in_head = whole("502 Bad Gateway", b'{"error": "no"}', "x-error-code: pull_failed\r\n")
+    with answering(in_head) as client, pytest.raises(PullError, match="no"):
+        client.ask("GET", "/api/ps")
 
 
 def test_an_answer_that_is_no_json_is_an_error_of_ours() -> None:

@@ -142,6 +142,24 @@ def test_a_wrong_value_is_wrong_usage_as_it_is_without_a_server(run: Run, argume
     assert "temperature" in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("pull", "https://127.0.0.1:9/x.gguf"), EXIT_UNREACHABLE),
+        (("pull", "/nowhere/x.gguf"), EXIT_NOT_FOUND),
+        (("create", "mine", "--from", "https://127.0.0.1:9/x.gguf"), EXIT_UNREACHABLE),
+        (("cp", "tiny", "/"), EXIT_USAGE),
+        (("cache", "pin", "stub", "Nobody has read this.", "--raw"), EXIT_NOT_FOUND),
+    ],
+)
+def test_what_a_command_ends_with_is_what_it_ends_with_without_a_server(
+    run: Run, arguments: tuple[str, ...], code: int
+) -> None:
+    """Also where the answer has begun, and had a good status."""
+    done = run(*arguments)
+    assert (done.returncode, done.stderr.splitlines()[-1][:7]) == (code, "error: ")
+
+
 @pytest.mark.parametrize("model", ["stub", "told"])
 def test_what_the_server_keeps_of_a_prompt(run: Run, server: RunningServer, model: str) -> None:
     before = saved_tokens(server)

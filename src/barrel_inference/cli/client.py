@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from barrel_inference.errors import BarrelError, InvalidRequestError, ModelNotFoundError, UnreachableError, from_dict
 from barrel_inference.server.environment import ENV_HOST, configuration, url
-from barrel_inference.server.failures import WRONG_OPTION
+from barrel_inference.server.failures import ERROR_CODE, WRONG_OPTION
 
 KEY_VARIABLE = "BARREL_INFERENCE_API_KEY"
 CONNECT_TIMEOUT_S = 5.0
@@ -69,7 +69,7 @@ class Client:
             for line in response:
                 piece = json.loads(line)
                 if "error" in piece:
-                    raise _told(piece, str(piece["error"]), BarrelError, {})
+                    raise _told(piece.get("code"), str(piece["error"]), BarrelError, {})
                 yield piece
         if not piece.get("done") and piece.get("status") != "success":
             raise self._broke_off("the answer has no end")
@@ -86,7 +86,7 @@ class Client:
                 connection.request(method, path, None if body is None else json.dumps(body), headers)
                 response = connection.getresponse()
                 if response.status >= 400:
-                    raise _failure(response.status, response.read(), response.getheader(WRONG_OPTION))
+                    raise _failure(response.status, response.read(), response.headers)
                 yield response
             except (OSError, ValueError, http.client.HTTPException) as error:
                 raise self._broke_off(error) from None
@@ -108,21 +108,21 @@ class Client:
         return connection
 
 
-def _failure(status: int, body: bytes, option: str | None = None) -> BarrelError:
-    """``option``: the one that was wrong, where the server says so."""
+def _failure(status: int, body: bytes, headers: http.client.HTTPMessage) -> BarrelError:
+    """As the class that the server names, in the head or beside the message; another server's by its status."""
     try:
         said = json.loads(body)
         message = str(said["error"])
     except (ValueError, KeyError, TypeError):
         said, message = {}, f"the server answered {status}"
     kinds: dict[int, type[BarrelError]] = {404: ModelNotFoundError, 400: InvalidRequestError}
-    details = {"option": option} if option else {}
-    return _told(said, message, kinds.get(status, BarrelError), details)
+    option = headers.get(WRONG_OPTION)
+    code = headers.get(ERROR_CODE) or said.get("code")
+    return _told(code, message, kinds.get(status, BarrelError), {"option": option} if option else {})
 
 
-def _told(said: dict[str, Any], message: str, kind: type[BarrelError], details: dict[str, str]) -> BarrelError:
+def _told(code: Any, message: str, kind: type[BarrelError], details: dict[str, str]) -> BarrelError:
     """As the class that the server names, where it does; else of ``kind``."""
-    code = said.get("code")
     if isinstance(code, str):
         return from_dict({"code": code, "message": message, "details": details})
     return kind(message, **details)

@@ -8,6 +8,7 @@ from pathlib import Path
 from barrel_inference.errors import BarrelError, ExhaustedError
 
 INTERNAL = 500
+ERROR_CODE = "x-error-code"  # header of every failure: the class of the error, which statuses and dialects know less of
 WRONG_OPTION = "x-wrong-option"  # header of an answer to a request with a wrong value
 _STATUS = {
     "invalid_option": 400,
@@ -50,27 +51,31 @@ _ROOTS = "|".join(sorted(re.escape(entry.name) for entry in Path("/").iterdir() 
 _PATH = re.compile(rf"(?<![\w.:/])/(?:{_ROOTS})/(?:[^\s'\"/]+/)*([^\s'\"/:,;]+)")
 
 
-class UnauthorizedError(BarrelError):
+class ServingError(BarrelError):
+    """Of the server alone: without one nobody meets it."""
+
+
+class UnauthorizedError(ServingError):
     code = "unauthorized"
 
 
-class ForbiddenError(BarrelError):
+class ForbiddenError(ServingError):
     code = "forbidden"
 
 
-class NotFoundError(BarrelError):
+class NotFoundError(ServingError):
     code = "not_found"
 
 
-class MethodNotAllowedError(BarrelError):
+class MethodNotAllowedError(ServingError):
     code = "method_not_allowed"
 
 
-class TooLargeError(BarrelError):
+class TooLargeError(ServingError):
     code = "too_large"
 
 
-class ShuttingDownError(BarrelError):
+class ShuttingDownError(ServingError):
     code = "shutting_down"
 
 
@@ -83,8 +88,8 @@ def status(error: BarrelError) -> int:
 
 def headers(error: BarrelError) -> dict[str, str]:
     """``Retry-After`` in whole seconds where trying again makes sense; the end of the connection where it must be; the
-    option that was wrong, for which not every dialect's body has a place."""
-    found = {}
+    option that was wrong and the error's code, for which not every dialect's body has a place."""
+    found = {ERROR_CODE: error.code}
     if error.code == "too_large" or error.details.get("unread"):
         found["connection"] = "close"  # the rest of the body is not read
     if status(error) in (429, 503):

@@ -166,7 +166,9 @@ _ALLOWED_HEADERS = (
 )
 
 
-_READABLE_HEADERS = "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options, X-Capped-Options, X-Wrong-Option"
+_READABLE_HEADERS = (
+    "X-Request-ID, Request-ID, Retry-After, X-Ignored-Options, X-Capped-Options, X-Wrong-Option, X-Error-Code"
+)
 
 
 def _preflight(origin: str | None) -> dict[str, str]:
