@@ -114,7 +114,9 @@ def test_the_description_is_whole(server: RunningServer) -> None:
 def test_docs(server: RunningServer) -> None:
     status, text = server.request("GET", "/docs")
     assert status == 200
-    assert "/api/chat" in text
+    paths = server.request("GET", "/openapi.json")[1]["paths"]
+    assert [path for path in paths if f"<code>{path}</code>" not in text] == []
+    assert "<td>HEAD</td><td><code>/api/blobs/{digest}</code></td>" in text
 
 
 def test_every_request_is_one_line(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:

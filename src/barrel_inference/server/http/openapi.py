@@ -115,12 +115,13 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def page(operations: Sequence[Operation], *, version: str) -> str:
-    """One table, no scripts."""
+    """One table, no scripts. A HEAD beside a GET goes without saying."""
+    fetched = {each.path for each in operations if each.method == "GET"}
     rows = "\n".join(
-        f"<tr><td>{each.method}</td><td><code>{html.escape(each.path)}</code></td>"
+        f"<tr><td>{each.method}</td><td><code>{html.escape(template(each.path))}</code></td>"
         f"<td>{html.escape(each.summary)}</td></tr>"
         for each in operations
-        if each.method != "HEAD"
+        if each.method != "HEAD" or each.path not in fetched
     )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Barrel Inference</title>'

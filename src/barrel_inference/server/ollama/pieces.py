@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -30,14 +31,24 @@ def timestamp(at: datetime) -> str:
 
 
 class Writer:
-    """The pieces of one answer of ``model``. ``generate`` chooses the shape of /api/generate instead of /api/chat's."""
+    """The pieces of one answer of ``model``. ``generate`` chooses the shape of /api/generate instead of /api/chat's.
+    ``now`` dates them; ``clock`` measures, since dates may be set back meanwhile."""
 
-    def __init__(self, model: str, *, generate: bool = False, with_context: bool = False, now: Now = utc_now) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        generate: bool = False,
+        with_context: bool = False,
+        now: Now = utc_now,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._model = model
         self._generate = generate
         self._with_context = with_context
         self._now = now
-        self._started = now()
+        self._clock = clock
+        self._started = clock()
         self._call: tuple[neutral.CallStarted, list[str]] | None = None
 
     def text(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Piece:
@@ -103,7 +114,7 @@ class Writer:
         return wire.Answered(message=said, **base)
 
     def _elapsed_s(self) -> float:
-        return (self._now() - self._started).total_seconds()
+        return self._clock() - self._started
 
 
 def metrics(completion: Completion, total_s: float, load_s: float) -> dict[str, Any]:
