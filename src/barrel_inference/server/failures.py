@@ -53,27 +53,31 @@ _ROOTS = "|".join(sorted(re.escape(entry.name) for entry in Path("/").iterdir() 
 _PATH = re.compile(rf"(?<![\w.:/])/(?:{_ROOTS})/(?:[^\s'\"/]+/)*([^\s'\"/:,;]+)")
 
 
-class UnauthorizedError(BarrelError):
+class ServingError(BarrelError):
+    """Of the server alone: without one nobody meets it."""
+
+
+class UnauthorizedError(ServingError):
     code = "unauthorized"
 
 
-class ForbiddenError(BarrelError):
+class ForbiddenError(ServingError):
     code = "forbidden"
 
 
-class NotFoundError(BarrelError):
+class NotFoundError(ServingError):
     code = "not_found"
 
 
-class MethodNotAllowedError(BarrelError):
+class MethodNotAllowedError(ServingError):
     code = "method_not_allowed"
 
 
-class TooLargeError(BarrelError):
+class TooLargeError(ServingError):
     code = "too_large"
 
 
-class ShuttingDownError(BarrelError):
+class ShuttingDownError(ServingError):
     code = "shutting_down"
 
 

@@ -36,8 +36,10 @@ def copy_failure(error: BarrelError) -> Response:
 
 
 def line(error: BarrelError) -> bytes:
-    """The last line of a stream that failed. With its code: there is no status, and no header any more."""
-    return msgspec.json.encode(plain.Failed(words(error), error.code)) + b"\n"
+    """The last line of a stream that failed. With the code of what a command would have met without a server, too:
+    there is no status and no header any more."""
+    code = None if isinstance(error, failures.ServingError) else error.code
+    return msgspec.json.encode(plain.Failed(words(error), code)) + b"\n"
 
 
 def words(error: BarrelError) -> str:
