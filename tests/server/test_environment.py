@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from barrel_inference.config import RuntimeConfig
+from barrel_inference.config import RuntimeConfig, ServerOptions
 from barrel_inference.errors import ConfigError
 from barrel_inference.server.environment import address, configuration, url
 
@@ -106,6 +106,7 @@ def test_and_two_how_many_requests_share_it(tmp_path: Path) -> None:
     both = "[context_opts]\nn_seq_max = 2\n[server]\nnum_parallel = 4"
     assert configured(tmp_path, both).server.num_parallel == 4
     assert configured(tmp_path, "", OLLAMA_NUM_PARALLEL="7").server.num_parallel == 7
+    assert configured(tmp_path, "", OLLAMA_NUM_PARALLEL="0").server.num_parallel == ServerOptions().num_parallel
 
 
 def test_what_nobody_sets_is_the_default(tmp_path: Path) -> None:

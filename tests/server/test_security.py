@@ -88,6 +88,12 @@ def test_this_machine(server: RunningServer, host: str) -> None:
     assert raw(server, head.encode()).startswith(b"HTTP/1.1 200")
 
 
+def test_who_names_no_host_is_no_browser(server: RunningServer) -> None:
+    assert raw(server, b"GET /api/version HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+    head = b"GET /api/version HTTP/1.0\r\nOrigin: https://evil.example\r\n\r\n"
+    assert raw(server, head).startswith(b"HTTP/1.1 403")
+
+
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1@x"]
 )

@@ -57,6 +57,8 @@ def ollama(environ: Mapping[str, str]) -> dict[str, Any]:
     for name, option in _NUMBERS.items():
         if name in given:
             server[option] = _number(name, given[name])
+    if server.get("num_parallel") == 0:  # as many as seem right
+        del server["num_parallel"]
     if "OLLAMA_KEEP_ALIVE" in given:
         seconds = parse_environment(given["OLLAMA_KEEP_ALIVE"], 300.0)
         server["keep_alive_default_ms"] = -1 if seconds == math.inf else round(seconds * 1000)

@@ -110,7 +110,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host, origin = headers.get("host"), headers.get("origin")
         if refusal := self._unwelcome(scope) or _two_hosts(headers) or self._stranger(host, origin):
             await self._failure_of(scope["path"])(noted(refusal))(scope, receive, send)
         elif scope["method"] == "OPTIONS":
@@ -132,10 +132,11 @@ class Guard:
             return QueueFullError("server busy: too many connections are open", unread=True, retry_after_s=5)
         return None
 
-    def _stranger(self, host: str, origin: str | None) -> ForbiddenError | None:
-        if self._access.check_host and not auth.host_allowed(host, self._access.hosts):
+    def _stranger(self, host: str | None, origin: str | None) -> ForbiddenError | None:
+        """Browsers always name a host; HTTP/1.0 does not."""
+        if self._access.check_host and host is not None and not auth.host_allowed(host, self._access.hosts):
             return ForbiddenError("the Host header names another machine; names of this one belong into server.hosts")
-        if origin is not None and not self._access.origins.allows(origin, host):
+        if origin is not None and not self._access.origins.allows(origin, host or ""):
             return ForbiddenError("pages of this Origin may not ask; those that may belong into server.origins")
         return None
 
