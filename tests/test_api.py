@@ -181,35 +181,6 @@ def test_what_is_neither_text_nor_a_sequence_is_one_typed_error(model: bi.Model,
             ask(wrong)
 
 
-@pytest.mark.parametrize("wrong", [None, 5, [], object(), "Model"])
-def test_an_id_that_names_no_model_is_one_typed_error(runtime: bi.Runtime, model: bi.Model, wrong: Any) -> None:
-    for ask in (runtime.model, runtime.unload, lambda value: runtime.cache.lookup(value, "x")):
-        with pytest.raises(NotLoadedError, match=r"is not loaded; (known: |did you mean )"):
-            ask(wrong)
-
-
-@pytest.mark.parametrize("wrong", [5, b"x", "a\0b"])
-def test_what_is_no_path_is_one_typed_error(runtime: bi.Runtime, model: bi.Model, wrong: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="a path is expected"):
-        runtime.cache.import_(wrong)
-    with pytest.raises(InvalidRequestError, match="a path is expected"):
-        runtime.cache.export(model.id, "x", wrong)
-    with pytest.raises(ConfigError, match="path="):
-        runtime.start_tier("t", "disk", wrong, 1 << 20)
-
-
-def test_what_is_neither_a_namespace_nor_a_tier_is_one_typed_error(runtime: bi.Runtime) -> None:
-    with pytest.raises(InvalidRequestError, match="text is expected"):
-        runtime.cache.clear(namespace=5)  # type: ignore[arg-type]
-    with pytest.raises(TierUnknownError):
-        runtime.cache.clear(tier=5)  # type: ignore[arg-type]
-
-
-def test_a_configuration_is_not_a_dictionary() -> None:
-    with pytest.raises(ConfigError, match="expected a RuntimeConfig"):
-        bi.Runtime({"pressure": "none"})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), "x"])
 def test_wrong_times_change_nothing(runtime: bi.Runtime, model: bi.Model, wrong: Any) -> None:
     with pytest.raises(InvalidRequestError, match="drain_s"):

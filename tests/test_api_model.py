@@ -17,6 +17,7 @@ from barrel_inference import AsyncModel, AsyncRuntime, RuntimeConfig, TierSpec
 from barrel_inference.errors import ContextExceededError, InvalidRequestError, NoWeightsError, OutOfMemoryError
 from barrel_inference.worker.process import worker_command
 from tests.support.models import smollm2
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.model
 
@@ -156,6 +157,17 @@ async def test_a_tokenizer_only_model_tokenizes(runtime: AsyncRuntime, path: Pat
     assert await model.detokenize(tokens) == "Hello, wörld!"
     with pytest.raises(NoWeightsError):
         await model.complete("Hello")
+
+
+async def test_what_the_first_request_touched_is_locked_after_it(runtime: AsyncRuntime, path: Path) -> None:
+    def locked_bytes() -> int:
+        status = Path(f"/proc/{model.info().worker_pid}/status").read_text()
+        return int(status.partition("VmLck:")[2].split()[0]) * 1024
+
+    model = await runtime.load_model(model_path=path, model_opts={"weight_residency": "lazy_then_pin_resident"})
+    assert locked_bytes() == 0
+    await model.complete("Hello", max_tokens=1)
+    await eventually(lambda: locked_bytes() or any("locked" in warning for warning in model.info().warnings))
 
 
 async def test_the_cache_is_seen_and_steered(model: AsyncModel, runtime: AsyncRuntime, tmp_path: Path) -> None:

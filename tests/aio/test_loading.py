@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from barrel_inference.aio import loading
-from barrel_inference.config import LoadOptions, RuntimeConfig
+from barrel_inference.config import LoadArguments, LoadOptions, RuntimeConfig
 from barrel_inference.errors import InvalidModelError
 from barrel_inference.fingerprint import Fingerprints
 from tests.support.gguf_file import write_gguf
@@ -25,6 +26,31 @@ def resolved(tmp_path: Path, adapter: Path) -> LoadOptions:
         return loading.resolve("m", arguments, model, fingerprints)
     finally:
         fingerprints.close()
+
+
+def test_what_was_asked_for_reaches_the_worker(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {
+        "backend": "stub",
+        "model_opts": {"n_gpu_layers": 3},
+        "context_opts": {"n_ctx": 512},
+        "fingerprint": "ab" * 32,
+        "quant_type": "Q4_0",
+        "quant_bits": 4.5,
+        "ctx_params_hash": "cd" * 32,
+        "context_size": 256,
+        "policy": {"min_tokens": 5},
+        "exact": "cold",
+        "cache": False,
+        "tool_call_markers": ("<call>", "</call>"),
+        "thinking_markers": ("<mull>", "</mull>"),
+        "stub": {"n_vocab": 300},
+    }
+    arguments = loading.parse(asked, RuntimeConfig())
+    options = loading.resolve("m", arguments, None, Fingerprints(tmp_path / "fingerprints.json"))
+    shared = set(LoadOptions.__struct_fields__) & set(LoadArguments.__struct_fields__) - {"model_path", "lora"}
+    assert shared == asked.keys()
+    for name in shared:
+        assert getattr(options, name) == getattr(arguments, name) != getattr(LoadArguments(), name)
 
 
 def test_an_adapter_enters_the_options_with_its_digest(tmp_path: Path) -> None:

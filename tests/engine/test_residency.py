@@ -53,6 +53,16 @@ def test_the_modes_stand_for_three_options() -> None:
     assert resolved(own) == own
 
 
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_without_prefetch_pages_are_taken_in_on_first_touch(weights: Path, prefetch: bool) -> None:
+    residency = Residency([weights], ModelOpts(prefetch=prefetch))
+    residency.advise()
+    _, _, ours = Path("/proc/self/smaps").read_text().partition(str(weights))
+    flags = next(line.split()[1:] for line in ours.splitlines() if line.startswith("VmFlags:"))
+    residency.close()
+    assert ("rr" in flags) is not prefetch  # random reads: nothing is read ahead
+
+
 def test_resident_bytes_are_counted_and_the_count_is_kept_a_while(weights: Path) -> None:
     now = 0.0
     residency = Residency([weights, weights], ModelOpts(), clock=lambda: now)
