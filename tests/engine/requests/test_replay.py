@@ -234,3 +234,41 @@ def test_a_stop_string_may_span_the_crash() -> None:
     resume = Resume(prompt_tokens=tuple(b"abc"), emitted=tuple(b"hello"), start=0)
     bench.submit("r", "abc", stop=("lo w",), resume=resume)
     assert bench.run().results["r"].done.stop_text == "lo w"
+
+
+def test_a_suspect_does_not_wait_for_one_that_stands_still_for_it() -> None:
+    """Both begin with the same head, and the one that reads it is the first to run alone: only past its place."""
+    bench = Bench(n_seq_max=3, is_recurrent=True)
+    head = tokens(600, seed=4)
+    bench.submit("holds", tokens(20, seed=5), max_tokens=40, session="s")
+    bench.step()
+    bench.submit("reads", [*head, 1], max_tokens=3, session="s")  # waits for its session, and comes first later
+    bench.submit("writes", [*head, 2], max_tokens=60)
+    while bench.results["reads"].start is None:
+        bench.step()
+
+    failed: list[bool] = []
+
+    def fault(slices: list[Slice]) -> DecodeStatus | None:
+        if failed or len(slices) == 1 or all(len(each.tokens) == 1 for each in slices):
+            return None
+        failed.append(True)
+        return DecodeStatus.FAILED
+
+    bench.backend.fault = fault
+    bench.run()
+    assert failed and {len(result.tokens) for result in bench.results.values()} == {3, 40, 60}
+
+
+def test_a_suspect_takes_another_sequence_when_its_session_s_own_is_taken() -> None:
+    bench = Bench(n_seq_max=2)
+    for session in "st":
+        bench.complete(tokens(30, seed=ord(session)), max_tokens=1, session=session)
+    bench.submit("guest", tokens(40, seed=1), max_tokens=20)
+    bench.step()
+    bench.submit("own", tokens(50, seed=2), max_tokens=20, session="t")
+    bench.step(3)
+    bench.engine._sequences[1].last_used = -1.0  # the guest's choice this time: it comes first
+    bench.backend.fault = once_at(0, DecodeStatus.FAILED)
+    bench.run()
+    assert [len(bench.results[name].tokens) for name in ("guest", "own")] == [20, 20]

@@ -138,15 +138,17 @@ class Admission:
         return is_new and not generation.awaits and not self._free(generation)
 
     def _free(self, generation: Generation) -> list[Sequence]:
-        """Sequences it could take: its session's own, otherwise any idle one."""
-        session = generation.request.session
+        """Sequences it could take: its session's own, otherwise any idle one. Who is to run alone must wait for nobody:
+        the others stand still until it has."""
+        session = None if generation.alone_until is not None else generation.request.session
         own = [s for s in self._sequences if session is not None and s.session == session]
         return [s for s in own or self._sequences if s.is_idle]
 
     def _lets_another_read(self, generation: Generation, live: Live) -> bool:
         """Another is prefilling a common prefix that is longer, by a block at least, than what is there already."""
         have = max(live.length, generation.plan.length if generation.plan else 0)
-        for sequence in self._sequences if generation.reads_cache else ():
+        may_wait = generation.reads_cache and generation.alone_until is None
+        for sequence in self._sequences if may_wait else ():
             donor = sequence.generation
             if donor is None or donor.state is not State.PREFILL or not sequence.writes:
                 continue
@@ -209,7 +211,7 @@ class Admission:
     def _occupy(self, generation: Generation, target: Sequence) -> None:
         request = generation.request
         target.salt, target.cache = request.salt, request.cache
-        target.session = request.session or target.session
+        target.session = request.session
         target.n_prompt, target.boundaries = generation.n_prompt, generation.boundaries
         if generation.start is not None:
             generation.stops = tuple(sorted({*generation.stops, generation.start}))
