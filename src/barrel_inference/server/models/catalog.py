@@ -7,6 +7,7 @@ The registry is behind the same protocol (``server.models.registered``).
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -135,6 +136,11 @@ class Configured:
             return msgspec.structs.replace(entry, path=self._rest.resolve(given).path)
         except (ModelNotFoundError, InvalidNameError):  # for the load to refuse
             return entry
+
+
+def digest(entry: Entry) -> str:
+    """64 hex always, since clients cut it: models that come from no blob have one of their name."""
+    return entry.digest or hashlib.sha256(entry.name.encode()).hexdigest()
 
 
 def damaged(entry: Entry, error: InvalidModelError) -> DamagedModelError:
