@@ -232,6 +232,7 @@ def log_line(entry: Record) -> str:
         "prompt_tokens": entry.prompt_tokens,
         "cached_tokens": entry.cached_tokens,
         "completion_tokens": entry.completion_tokens,
+        **entry.too_long,
         "cache": entry.cache,
         "tier": entry.tier,
         "queued_s": round(entry.queued_s, 4),
