@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import sys
 from typing import Annotated, Any, Literal
 
@@ -15,11 +14,11 @@ from barrel_inference.cli import local
 from barrel_inference.cli.client import Client
 from barrel_inference.cli.log import STDERR, OneLine, Patient
 from barrel_inference.cli.private import weights_file
+from barrel_inference.cli.wishes import keep_s
 from barrel_inference.config import RuntimeConfig, ServerOptions
 from barrel_inference.errors import ConfigError, ListenError
 from barrel_inference.registry.names import name_of, tagged
 from barrel_inference.server.environment import address
-from barrel_inference.server.models.keepalive import FOREVER, parse_environment
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ def serve(
         "context_size": ctx,
         "preload": preload,
         "insecure_no_auth": insecure_no_auth or None,
-        "keep_alive_default_ms": None if keep_alive is None else _milliseconds(keep_alive),
+        "keep_alive_default_ms": None if keep_alive is None else _milliseconds(keep_s("--keep-alive", keep_alive)),
     }
     if host is not None:
         flags["host"], flags["port"] = address(host if port is None else f"{host}:{port}")
@@ -118,11 +117,8 @@ def run(config: RuntimeConfig, json: bool = False) -> None:
         uvloop.run(serve(config, listening=listening))
 
 
-def _milliseconds(text: str) -> int:
-    seconds = parse_environment(text, math.nan)
-    if math.isnan(seconds):
-        raise ConfigError(f"--keep-alive {text}: write 10m, 1h30m, seconds, or -1 for ever", option="keep_alive")
-    return -1 if seconds == FOREVER else round(seconds * 1000)
+def _milliseconds(seconds: float) -> int:
+    return -1 if seconds < 0 else round(seconds * 1000)
 
 
 def _log_to_stderr(level: Level) -> None:
