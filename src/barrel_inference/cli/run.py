@@ -15,7 +15,6 @@ from barrel_inference.cli import local, wishes
 from barrel_inference.cli.client import Client
 from barrel_inference.cli.private import check_loading, running
 from barrel_inference.cli.report import Json, print_json
-from barrel_inference.errors import ConfigError
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.parameters import OLLAMA_DEFAULTS, merge, translate
 from barrel_inference.types import CacheReport, Chunk, Completion, Timings, Usage
@@ -65,9 +64,7 @@ def run(
 
     Example: barrel-inference run qwen3:4b --think low --keepalive 1h "Why is the sky blue?"
     """
-    wished = wishes.wishes(form, think, no_think, keep_alive)
-    if raw and wished.think is not None:
-        raise ConfigError("--think and --no-think need the chat template, which --raw leaves out", option="think")
+    wished = wishes.wishes(form, think, no_think, keep_alive, raw=raw)
     given = _given(num_predict=max_tokens, temperature=temperature, seed=seed, num_ctx=ctx, num_gpu=gpu_layers)
     if prompt is None and sys.stdin.isatty() and not (raw or json):
         from barrel_inference.cli.repl import converse

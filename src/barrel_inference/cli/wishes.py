@@ -38,10 +38,12 @@ class Wishes(NamedTuple):
 NO_WISHES = Wishes()
 
 
-def wishes(form: str | None, think: str | None, no_think: bool, keep_alive: str | None) -> Wishes:
+def wishes(form: str | None, think: str | None, no_think: bool, keep_alive: str | None, *, raw: bool = False) -> Wishes:
     """Of the flags. Raises ConfigError."""
     if think is not None and no_think:
         raise ConfigError("only one of --think, --no-think", option="think")
+    if raw and (no_think or think is not None):
+        raise ConfigError("--think and --no-think need the chat template, which --raw leaves out", option="think")
     thoughts = False if no_think else _level(think)
     return Wishes(form and _form(form), thoughts, None if keep_alive is None else keep_s("--keepalive", keep_alive))
 
