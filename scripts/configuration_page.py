@@ -60,7 +60,7 @@ api_keys = ["a-long-random-key"]
 num_parallel = 8
 preload = ["smollm2:135m"]
 
-[server.models.notes]           # a model by path, without the registry
+[server.models.notes]           # a model by path, or by an installed one's name
 model_path = "/srv/gguf/notes.gguf"
 system = "You keep notes."
 parameters = { temperature = 0.2 }

@@ -126,5 +126,25 @@ def test_a_server_of_ours_is_told_from_others(answer: bytes, ours: bool) -> None
         assert client.is_ours() is ours
 
 
+@pytest.mark.parametrize(
+    ("answer", "known"),
+    [
+        (whole("200 OK", b"{}"), True),
+        (whole("404 Not Found", b'{"error": "no", "code": "model_not_found"}'), False),
+        (whole("401 Unauthorized", b'{"error": "no"}', "x-error-code: unauthorized\r\n"), False),
+        (b"", False),
+    ],
+)
+def test_whether_a_server_knows_a_model(answer: bytes, known: bool) -> None:
+    with answering(answer) as client:
+        assert client.knows("m") is known
+
+
+def test_a_failure_is_no_sign_that_a_model_is_unknown() -> None:
+    damaged = whole("500 Internal Server Error", b'{"error": "damaged"}', "x-error-code: damaged_model\r\n")
+    with answering(damaged) as client, pytest.raises(BarrelError, match="damaged"):
+        client.knows("m")
+
+
 def test_where_nobody_listens_there_is_none_of_ours() -> None:
     assert Client("http://127.0.0.1:9", environ={}).is_ours() is False

@@ -46,3 +46,6 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cure in capsys.readouterr().err
     file.write_text("[server]\nport = 8081\n[server.models.mine]\nmodel_path = '/x'\nsystem = 'Be brief.'\n")
     assert main(["config", "check", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{file} is right\n"
+    assert err == "warning: model 'mine:latest': /x is neither a file nor an installed model\n"

@@ -100,6 +100,7 @@ def test_the_configured_context_is_the_one_of_run(commands: Commands) -> None:
     ("arguments", "code", "said"),
     [
         (("run", "./nowhere.gguf", "hi"), 3, "there is no file ./nowhere.gguf"),
+        (("run", "./", "hi"), 3, "./ is a directory: name the GGUF file in it"),
         (("run", __file__, "hi"), 3, "not a GGUF file"),
         (("run", "x.gguf"), 2, "there is no prompt"),
         (("cache", "lookup", "x.gguf"), 2, "there is no prompt"),

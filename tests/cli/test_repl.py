@@ -15,6 +15,7 @@ import pytest
 
 from barrel_inference.cli.repl import loop, message
 from barrel_inference.cli.session import HELP, Session, parameter
+from barrel_inference.cli.wishes import Wishes
 from barrel_inference.errors import BarrelError, ConfigError
 from tests.server.harness import SLOW, STUB
 
@@ -108,6 +109,20 @@ def test_without_the_cache_every_request_says_so() -> None:
     list(session.answer("x"))
     list(Session(server, "m").answer("x"))
     assert [body.get("cache") for _, body in server.asked] == ["off", None]
+
+
+def test_wishes_of_the_command_line_hold_until_others_are_set() -> None:
+    server = FakeServer()
+    session = Session(server, "m", wishes=Wishes("json", "low", 60.0))
+    list(session.answer("Hi"))
+    session.command("/set nothink")
+    session.command("/set noformat")
+    list(session.answer("And?"))
+    asked = [{name: body[name] for name in ("format", "think", "keep_alive")} for _, body in server.asked]
+    assert asked == [
+        {"format": "json", "think": "low", "keep_alive": 60.0},
+        {"format": None, "think": False, "keep_alive": 60.0},
+    ]
 
 
 def test_what_counts_at_loading_is_said_at_loading() -> None:

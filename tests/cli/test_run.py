@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,23 @@ def test_a_prompt_that_is_too_long_is_an_error_whoever_answers(run: Run, here: R
 def test_a_wrong_value_is_the_same_mistake_whoever_answers(run: Run, here: RunningServer) -> None:
     codes = [run("stub", "Hi", "--temperature", "-1", port=port).returncode for port in (port_of(here), 9)]
     assert codes == [EXIT_USAGE, EXIT_USAGE]
+
+
+def test_form_thoughts_and_keepalive_are_the_same_wish_whoever_answers(
+    run: Run, here: RunningServer, tmp_path: Path
+) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["yes", "no"]}')
+    ports = (port_of(here), 9)
+    asked = ("stub", "Hello", *FEW[2:], "--format", str(schema), "--no-think", "--keepalive", "1h")
+    answers = [run(*asked, port=port) for port in ports]
+    assert {done.stdout.strip() for done in answers} <= {'"yes"', '"no"'}, answers
+    assert answers[0].stdout == answers[1].stdout
+    until = datetime.fromisoformat(here.request("GET", "/api/ps")[1]["models"][0]["until"])
+    assert until - datetime.now(UTC) > timedelta(minutes=50)
+    refused = [run("stub", "--think", "Hello", port=port) for port in ports]
+    assert [(done.returncode, "think" in done.stderr) for done in refused] == [(EXIT_REFUSED, True)] * 2
+    assert [run("stub", "Hi", "--keepalive", "soon", port=port).returncode for port in ports] == [EXIT_USAGE] * 2
 
 
 def test_layers_on_the_gpu_are_refused_where_the_model_is_loaded_already(run: Run, here: RunningServer) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from barrel_inference.cli.private import server
 from barrel_inference.cli.session import Session
-from barrel_inference.errors import InvalidRequestError
+from barrel_inference.errors import InvalidNameError
 from tests.registry.weights import model as weights
 
 
@@ -24,7 +24,7 @@ def test_a_file_and_its_conversation_become_a_model(tmp_path: Path, monkeypatch:
         session.messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
         assert session.command("/save mine") == "saved as mine"
         shown = client.ask("POST", "/api/show", {"model": "mine"})
-        with pytest.raises(InvalidRequestError, match="invalid model name"):
+        with pytest.raises(InvalidNameError, match="invalid model name"):
             session.command("/save ./mine")
     assert shown["system"] == "Be brief."
     assert shown["messages"] == session.messages

@@ -29,11 +29,13 @@ def loaded(server: RunningServer) -> set[str]:
     return {model["name"] for model in server.request("GET", "/api/ps")[1]["models"]}
 
 
-def test_preload(tmp_path: Path) -> None:
-    """A model that cannot be loaded keeps neither the others nor the server."""
-    with RunningServer(tmp_path, preload=["nobody", "stub"]) as server:
+def test_preload(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A model that cannot be loaded keeps neither the others nor the server; one that is not here is told."""
+    models = {"stub": STUB, "gone": {"model_path": "nowhere"}}
+    with RunningServer(tmp_path, preload=["nobody", "stub"], models=models) as server:
         until(lambda: server.request("GET", "/health/ready")[0] == 200)
         assert loaded(server) == {"stub:latest"}
+    assert "model 'gone:latest': nowhere is neither a file nor an installed model" in caplog.messages
 
 
 @pytest.mark.parametrize("switch", [False, True])

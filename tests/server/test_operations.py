@@ -140,6 +140,17 @@ def test_the_line_of_what_failed_says_for_which_model(
     assert (line["status"], line["model"]) == (status, named)
 
 
+def test_the_line_of_a_prompt_that_is_too_long_says_by_how_much(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"model": "stub", "messages": [{"role": "user", "content": "word " * 2000}]}
+    with caplog.at_level(logging.INFO, "barrel_inference.requests"):
+        assert server.exchange("POST", "/v1/chat/completions", body, x_request_id="too-long")[0] == 400
+        line = _logged(caplog, "too-long")
+    assert (line["error"], line["n_ctx"]) == ("context_exceeded", 512)
+    assert line["prompt_tokens"] > 2000
+
+
 def _logged(caplog: pytest.LogCaptureFixture, request_id: str) -> dict[str, Any]:
     """It is written when the answer has gone out."""
 

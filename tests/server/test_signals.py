@@ -30,8 +30,12 @@ ASKED = {"model": "slow", "prompt": "hi", "options": {"num_predict": 100_000}}
 
 @contextmanager
 def served(root: Path, drain_s: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Its log is ``root / "log"``."""
     command, environ = prepared(root, drain_s)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ, text=True) as server:
+    with (
+        (root / "log").open("w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environ, text=True) as server,
+    ):
         try:
             assert server.stdout is not None
             yield server, json.loads(server.stdout.readline())["url"]
@@ -59,6 +63,7 @@ def test_a_terminal_that_closes_ends_it_in_order(tmp_path: Path) -> None:
         server.send_signal(signal.SIGHUP)
         assert "error" in json.loads(answer.readlines()[-1])
         assert server.wait(60) == 0
+    assert "waiting up to 0.2 s for 1 request to end; Ctrl-C again ends it now" in (tmp_path / "log").read_text()
 
 
 def test_a_second_interrupt_does_not_wait_for_what_runs(tmp_path: Path) -> None:

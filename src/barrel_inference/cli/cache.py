@@ -220,7 +220,9 @@ def import_(
         moved = msgspec.convert(server.upload(f"/api/cache/import{query}", file), Moved)
     else:
         moved = asyncio.run(_with_runtime(work))
-    _tell(moved, f"{counted(moved.objects, 'object')} imported, {human_bytes(moved.bytes)}", json)
+    more = {"already there": moved.present, "refused": moved.refused}
+    others = "".join(f", {number:,} {what}" for what, number in more.items() if number)
+    _tell(moved, f"{counted(moved.objects, 'object')} imported, {human_bytes(moved.bytes)}{others}", json)
 
 
 def seconds(text: str) -> float:

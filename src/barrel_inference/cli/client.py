@@ -28,6 +28,8 @@ CONNECT_TIMEOUT_S = 5.0
 LOOK_TIMEOUT_S = 3.0  # ours answers in milliseconds, or a second or two on a machine that is busy
 LOOK_BYTES = 65_536
 BLOCK_BYTES = 1 << 20  # of a file, at a time
+# Nobody of that name, no server any more, or somebody else's, whose key we do not have
+_NOT_OURS_TO_ASK = ("model_not_found", "unreachable", "unauthorized", "forbidden")
 
 
 class Client:
@@ -59,11 +61,14 @@ class Client:
         return isinstance(said, dict) and "barrel_inference" in said
 
     def knows(self, model: str) -> bool:
-        """Whether the server has a model of this name, and tells us so."""
+        """Whether the server has a model of this name, and tells us so. Raises what else it answers: it has the model,
+        and something is wrong."""
         try:
             self.ask("POST", "/api/show", {"model": model})
-        except BarrelError:
-            return False
+        except BarrelError as error:
+            if error.code in _NOT_OURS_TO_ASK:
+                return False
+            raise
         return True
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:

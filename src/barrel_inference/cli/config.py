@@ -9,11 +9,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from barrel_inference.cli.report import Json, print_json
+from barrel_inference.cli.report import Json, print_json, printable
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.options import SECRETS, config_file, layered
+from barrel_inference.registry import Registry
 from barrel_inference.server.environment import configuration
-from barrel_inference.server.models.catalog import check as check_models
+from barrel_inference.server.models.catalog import Configured
+from barrel_inference.server.models.registered import Registered
 
 
 def register(app: typer.Typer) -> None:
@@ -48,17 +50,25 @@ def check(
 ) -> None:
     """Whether a file has only known keys with allowed values.
 
+    Models that it describes and that are not here are a warning.
+
     Example: barrel-inference config check barrel.toml
     """
     path = file or config_file()
-    if path is not None:
-        check_models(layered(RuntimeConfig(), file=path, environ={}, flags={}).server.models)
+    missing = [] if path is None else _missing(layered(RuntimeConfig(), file=path, environ={}, flags={}))
+    for what in missing:
+        typer.echo(f"warning: {printable(what)}", err=True)
     if json:
-        print_json({"file": path and str(path), "valid": True})
+        print_json({"file": path and str(path), "valid": True, "warnings": missing})
     elif path is None:
         typer.echo("there is no configuration file; the defaults are in force")
     else:
         typer.echo(f"{path} is right")
+
+
+def _missing(config: RuntimeConfig) -> list[str]:
+    """Models that are not here. Raises what ``Configured`` raises."""
+    return list(Configured(config.server.models, Registered(Registry.configured(config))).missing())
 
 
 def _hidden(values: dict[str, Any]) -> dict[str, Any]:

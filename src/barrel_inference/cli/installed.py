@@ -1,5 +1,5 @@
-"""The registry as the model commands use it: where the configuration says, in this process, without a server. Owns
-nothing."""
+"""The registry and the configured models as the model commands use them: where the configuration says, in this process,
+without a server. Owns nothing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,41 @@ import time
 from datetime import datetime
 
 from barrel_inference.cli.report import counted
-from barrel_inference.registry import Registry
+from barrel_inference.registry import Manifest, Registry
+from barrel_inference.registry.names import split_tag, tagged
 from barrel_inference.server.environment import configuration
+from barrel_inference.server.models.catalog import Configured, Entry, digest
+from barrel_inference.server.models.registered import Registered
+
+_SAME = set(Entry.__struct_fields__) & set(Manifest.__struct_fields__) - {"name", "digest", "context_size"}
 
 
 def registry() -> Registry:
     return Registry.configured(configuration(os.environ, {}))
+
+
+def configured() -> list[Manifest]:
+    """The models that the configuration describes, as the server lists them, in the form of installed ones."""
+    config = configuration(os.environ, {})
+    names = set(map(tagged, config.server.models))
+    entries = Configured(config.server.models, Registered(Registry.configured(config))).list()
+    return [_manifest(entry) for entry in entries if entry.name in names]
+
+
+def _manifest(entry: Entry) -> Manifest:
+    name, tag = split_tag(entry.name)
+    same = {field: getattr(entry, field) for field in _SAME}
+    return Manifest(
+        **same,
+        name=name,
+        tag=tag or "",
+        spec=entry.path or "",
+        digest=f"sha256:{digest(entry)}",
+        blob_path=entry.path or "",
+        context_size=entry.context_size or 0,
+        is_embedding=entry.embedding,
+        loader=entry.load,
+    )
 
 
 def names_by_digest() -> dict[str, str]:

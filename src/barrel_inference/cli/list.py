@@ -1,14 +1,15 @@
-"""``barrel-inference list``: what is installed."""
+"""``barrel-inference list``: what is installed, and what the configuration describes."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from barrel_inference.cli import remote
-from barrel_inference.cli.installed import registry, relative
+from barrel_inference.cli.installed import configured, registry, relative
 from barrel_inference.cli.report import Json, human_bytes, print_json, table
 from barrel_inference.registry import Manifest
 
@@ -23,19 +24,22 @@ def register(app: typer.Typer) -> None:
 def list_models(
     prefix: Annotated[str, typer.Argument(help="Only names that begin so.")] = "", json: Json = False
 ) -> None:
-    """Installed models, newest first.
+    """Installed models and those of the configuration, newest first.
 
     Example: barrel-inference list
     """
     if (server := remote.named()) is not None:
-        found = [m for m in server.ask("GET", "/api/tags")["models"] if m["name"].lower().startswith(prefix.lower())]
+        told = [m for m in server.ask("GET", "/api/tags")["models"] if m["name"].lower().startswith(prefix.lower())]
         if json:
-            print_json({"models": found})
+            print_json({"models": told})
         else:
-            _tell([*map(_listed, found)], prefix)
+            _tell([*map(_listed, told)], prefix)
         return
-    listing = registry().list()
-    manifests = [m for m in listing.manifests if str(m.model_name).lower().startswith(prefix.lower())]
+    listing, described = registry().list(), configured()
+    hidden = {m.model_name.key for m in described}
+    found = [*described, *(m for m in listing.manifests if m.model_name.key not in hidden)]
+    found.sort(key=lambda m: datetime.fromisoformat(m.modified_at), reverse=True)
+    manifests = [m for m in found if str(m.model_name).lower().startswith(prefix.lower())]
     if json:
         broken = [each._asdict() for each in listing.broken]
         print_json({"models": [msgspec.to_builtins(m) for m in manifests], "unreadable": broken})

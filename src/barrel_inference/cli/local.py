@@ -149,5 +149,12 @@ def _file(model: str) -> Entry | None:
     if path.is_file():
         return Entry(name=path.stem, path=str(path))
     if is_weights_path(model):
-        raise InvalidModelError(f"there is no file {model}", path=model)
+        raise no_file(model)
     return None
+
+
+def no_file(model: str) -> InvalidModelError:
+    """What is wrong with a path that is no file's."""
+    if Path(model).expanduser().is_dir():
+        return InvalidModelError(f"{model} is a directory: name the GGUF file in it", path=model)
+    return InvalidModelError(f"there is no file {model}", path=model)

@@ -14,7 +14,9 @@ from typing import Any
 
 from barrel_inference.cli import remote
 from barrel_inference.cli.client import Client
-from barrel_inference.errors import InvalidModelError, UnreachableError, UnsupportedError
+from barrel_inference.cli.local import no_file
+from barrel_inference.errors import UnreachableError, UnsupportedError
+from barrel_inference.registry.files import absolute
 from barrel_inference.registry.names import is_weights_path, name_of, tagged
 from barrel_inference.server.environment import configuration
 
@@ -56,7 +58,7 @@ def server(model: str) -> Iterator[tuple[Client, str]]:
     if file is None:
         name, models = model, {}
     elif not Path(file).is_file():
-        raise InvalidModelError(f"there is no file {model}", path=model)
+        raise no_file(model)
     else:
         name, models = name_of(file).name, {name_of(file).name: {"model_path": file}}
     with _started(models) as own:
@@ -77,7 +79,7 @@ def check_loading(client: Client, name: str, options: Mapping[str, Any]) -> None
 
 def weights_file(model: str) -> str | None:
     """The absolute path when ``model`` is a file and not a name."""
-    path = Path(model).expanduser().absolute()
+    path = absolute(Path(model))
     return str(path) if is_weights_path(model) or path.is_file() else None
 
 

@@ -12,6 +12,7 @@ from barrel_inference.cli.private import check_loading, server
 from barrel_inference.cli.progress import display
 from barrel_inference.cli.report import one_line
 from barrel_inference.cli.session import Session, summary
+from barrel_inference.cli.wishes import NO_WISHES, Wishes
 from barrel_inference.errors import BarrelError
 
 PROMPT, CONTINUED = ">>> ", "... "
@@ -29,16 +30,18 @@ def converse(
     options: dict[str, Any] | None = None,
     cache: bool = True,
     verbose: bool = False,
+    wishes: Wishes = NO_WISHES,
 ) -> None:
     """Until /bye or Ctrl-D. With no server running that knows the model a private one is started, and stopped at the
-    end. ``options``: of every request; ``cache``: whether saved state is used and made. Raises UnsupportedError."""
+    end. ``options``: of every request; ``cache``: whether saved state is used and made; ``wishes``: until
+    /set says otherwise. Raises UnsupportedError."""
     _note(f"loading {model} …")
     with server(model) as (client, name):
         check_loading(client, name, options or {})
         _pull_if_unknown(client, name)
         client.ask("POST", "/api/generate", {"model": name, "prompt": "", "options": options or {}})
         _note("")
-        session = Session(client, name, system, options, cache=cache)
+        session = Session(client, name, system, options, cache=cache, wishes=wishes)
         session.verbose = verbose
         with _line_editing(session):
             loop(session, input, _write)

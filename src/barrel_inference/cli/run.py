@@ -11,7 +11,7 @@ import typer
 from barrel_inference.aio import AsyncModel, AsyncStream
 from barrel_inference.aio.chat import AsyncChatStream
 from barrel_inference.chat.events import Content, Finished, Reasoning
-from barrel_inference.cli import local
+from barrel_inference.cli import local, wishes
 from barrel_inference.cli.client import Client
 from barrel_inference.cli.private import check_loading, running
 from barrel_inference.cli.report import Json, print_json
@@ -23,7 +23,7 @@ N_CTX = 4096  # unless the model or the user says otherwise
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(run)
+    app.command(cls=wishes.Command)(run)
 
 
 def run(
@@ -36,6 +36,16 @@ def run(
     seed: Annotated[int | None, typer.Option(help="The same seed and prompt give the same text.")] = None,
     ctx: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
     gpu_layers: Annotated[int | None, typer.Option(help="Layers on the GPU; 99 is all of them.")] = None,
+    form: Annotated[
+        str | None, typer.Option("--format", help="The answer's form: json, a JSON schema, or the file of one.")
+    ] = None,
+    think: Annotated[
+        str | None, typer.Option("--think", metavar="[LEVEL]", help="Let it think first: low, medium, high, max.")
+    ] = None,
+    no_think: Annotated[bool, typer.Option("--no-think", help="Let it answer without thinking.")] = False,
+    keep_alive: Annotated[
+        str | None, typer.Option("--keepalive", help="How long a server keeps the model afterwards: 10m, -1.")
+    ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look for saved state nor save any.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say afterwards what it took.")] = False,
     json: Json = False,
@@ -49,20 +59,26 @@ def run(
     Example: barrel-inference run smollm2:135m "Why is the sky blue?"
 
     Example: barrel-inference run model.gguf "Summarise this." < report.txt
+
+    Example: barrel-inference run smollm2:135m --format schema.json "Name three rivers."
+
+    Example: barrel-inference run qwen3:4b --think low --keepalive 1h "Why is the sky blue?"
     """
+    wished = wishes.wishes(form, think, no_think, keep_alive, raw=raw)
     given = _given(num_predict=max_tokens, temperature=temperature, seed=seed, num_ctx=ctx, num_gpu=gpu_layers)
     if prompt is None and sys.stdin.isatty() and not (raw or json):
         from barrel_inference.cli.repl import converse
 
-        converse(model, system=system, options=given, cache=not no_cache, verbose=verbose)
+        converse(model, system=system, options=given, cache=not no_cache, verbose=verbose, wishes=wished)
         return
     question = local.question(prompt)
     if (found := running(model)) is not None:
         check_loading(*found, given)
-        body = {"options": given, **({"cache": "off"} if no_cache else {})} | _said(question, system, raw)
+        body = {"options": given, **({"cache": "off"} if no_cache else {}), **wished.body()}
+        body |= _said(question, system, raw)
         completion = _ask_there(*found, body, silent=json)
     else:
-        params = _given(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        params = _given(max_tokens=max_tokens, temperature=temperature, seed=seed) | wished.params()
         context, layers = _given(n_ctx=ctx), _given(n_gpu_layers=gpu_layers)
         options = {"context_opts": context, "model_opts": layers, "cache": not no_cache}
         completion = asyncio.run(_answer(model, Asked(question, system, raw, params), options, silent=json))
@@ -153,7 +169,7 @@ async def _answer(name: str, asked: Asked, options: dict[str, Any], silent: bool
 
 def _stream(model: AsyncModel, entry: Entry, asked: Asked, params: dict[str, Any]) -> AsyncStream | AsyncChatStream:
     """A conversation as the model's template writes it; where it has none, the question as plain text."""
-    if asked.raw or model.info().chat_template is None:
+    if asked.raw or (model.info().chat_template is None and "think" not in asked.params):
         return model.stream(asked.question, **params)
     return model.chat_stream(local.conversation(entry, asked.question, asked.system), **params)
 

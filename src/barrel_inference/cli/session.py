@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 from barrel_inference.cli.report import human_bytes, table
+from barrel_inference.cli.wishes import LEVELS, NO_WISHES, Wishes
 from barrel_inference.errors import ConfigError
 from barrel_inference.options import nearest
 from barrel_inference.registry.modelfile.parameters import PARAMETERS
@@ -31,7 +32,6 @@ HELP = """\
 /bye                         leave
 \"\"\"                          begins and ends a message of several lines
 Ctrl-C, Ctrl-D               stop an answer; leave"""
-LEVELS = ("low", "medium", "high", "max")
 
 
 class Asking(Protocol):
@@ -53,17 +53,18 @@ class Session:
         options: dict[str, Any] | None = None,
         *,
         cache: bool = True,
+        wishes: Wishes = NO_WISHES,
     ):
         self.model = model
         self.system = system
         self.options: dict[str, Any] = dict(options or {})
-        self.format: Any = None
-        self.think: bool | str | None = None
+        self.format: Any = wishes.format
+        self.think: bool | str | None = wishes.think
         self.verbose = False
         self.history = True
         self.messages: list[dict[str, Any]] = []
         self._client = client
-        self._cache = {} if cache else {"cache": "off"}
+        self._always = Wishes(keep_alive=wishes.keep_alive).body() | ({} if cache else {"cache": "off"})
         self._commands: dict[str, Callable[[str], str]] = {
             "/set": self._set,
             "/show": self._show,
@@ -95,7 +96,7 @@ class Session:
     def _request(self) -> dict[str, Any]:
         head = [{"role": "system", "content": self.system}] if self.system else []
         request = {"model": self.model, "messages": head + self.messages, "options": self.options}
-        return request | {"format": self.format, "think": self.think} | self._cache
+        return request | {"format": self.format, "think": self.think} | self._always
 
     def command(self, line: str) -> str:
         """What to say. Raises ConfigError, and what the server answers."""

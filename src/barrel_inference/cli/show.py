@@ -9,12 +9,13 @@ import msgspec
 import typer
 
 from barrel_inference.cli import remote
-from barrel_inference.cli.installed import registry
+from barrel_inference.cli.installed import configured, registry
 from barrel_inference.cli.report import Json, human_bytes, print_json, printable
 from barrel_inference.errors import ConfigError
-from barrel_inference.registry import Manifest, Registry
-from barrel_inference.registry.gguf import Skipped
+from barrel_inference.registry import Manifest
+from barrel_inference.registry.gguf import GgufInfo, Skipped
 from barrel_inference.registry.modelfile.parameters import format_parameter
+from barrel_inference.registry.names import tagged
 
 VALUE_WIDTH = 70
 
@@ -24,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    model: Annotated[str, typer.Argument(help="An installed model.")],
+    model: Annotated[str, typer.Argument(help="A model that list shows.")],
     modelfile: Annotated[bool, typer.Option("--modelfile", help="Only the Modelfile.")] = False,
     parameters: Annotated[bool, typer.Option("--parameters", help="Only the parameters.")] = False,
     template: Annotated[bool, typer.Option("--template", help="Only the template.")] = False,
@@ -46,9 +47,12 @@ def show(
         _tell(found, only[0] if only else None, json)
         return
     models = registry()
-    manifest = models.resolve(model)
+    described = next((m for m in configured() if str(m.model_name) == tagged(model)), None)
+    manifest = described or models.resolve(model)
+    where = manifest.blob_path if described else str(manifest.model_name)
+    info = models.info(where) if verbose and where else None
     if json:
-        print_json(_as_json(models, manifest, verbose))
+        print_json(_as_json(manifest, info))
     elif modelfile:
         typer.echo(models.modelfile(manifest), nl=False)
     elif parameters:
@@ -60,7 +64,7 @@ def show(
     elif license:
         typer.echo("\n".join(manifest.license))
     else:
-        typer.echo(_text(models, manifest, verbose))
+        typer.echo(_text(manifest, info))
 
 
 def _tell(found: dict[str, Any], only: str | None, json: bool) -> None:
@@ -121,27 +125,25 @@ def _short(value: Any) -> str:
             return text if len(text) <= VALUE_WIDTH else text[: VALUE_WIDTH - 1] + "…"
 
 
-def _as_json(models: Registry, manifest: Manifest, verbose: bool) -> dict[str, Any]:
+def _as_json(manifest: Manifest, info: GgufInfo | None) -> dict[str, Any]:
     value: dict[str, Any] = msgspec.to_builtins(manifest) | {"capabilities": manifest.capabilities}
-    if verbose:
-        info = models.info(str(manifest.model_name))
+    if info:
         value["metadata"] = info.metadata
         value["tensors"] = [tensor._asdict() for tensor in info.tensors]
     return value
 
 
-def _text(models: Registry, manifest: Manifest, verbose: bool) -> str:
+def _text(manifest: Manifest, info: GgufInfo | None) -> str:
     facts = {
         "architecture": manifest.architecture,
         "parameters": manifest.parameter_size,
-        "context length": str(manifest.context_size),
-        "embedding length": str(manifest.embedding_length),
+        "context length": manifest.context_size or "",
+        "embedding length": manifest.embedding_length or "",
         "quantization": manifest.quantization.upper(),
         "size": human_bytes(manifest.total_bytes),
         "digest": manifest.digest,
         "from": manifest.spec,
     }
-    info = models.info(str(manifest.model_name)) if verbose else None
     sections = {
         "Capabilities": manifest.capabilities,
         "Projector": [human_bytes(manifest.projector.size_bytes)] if manifest.projector else [],

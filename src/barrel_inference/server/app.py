@@ -30,7 +30,7 @@ from barrel_inference.server.http.middleware import Access, Body, Guard, Records
 from barrel_inference.server.http.operation import Operation
 from barrel_inference.server.http.record import Record
 from barrel_inference.server.http.streaming import Failure, UnderWay
-from barrel_inference.server.models.catalog import Catalog, Configured
+from barrel_inference.server.models.catalog import Configured
 from barrel_inference.server.models.pool import Pool
 from barrel_inference.server.models.registered import Registered
 from barrel_inference.server.models.slot import Runtime as SlotRuntime
@@ -75,7 +75,8 @@ class Server:
         options = config.server
         self._options = options
         self._registry = registry
-        catalog: Catalog = Configured(options.models, None if registry is None else Registered(registry))
+        catalog = Configured(options.models, None if registry is None else Registered(registry))
+        self._missing = catalog.missing
         self.pool = Pool(
             runtime,
             options,
@@ -98,7 +99,9 @@ class Server:
     # ---- life
 
     async def start(self) -> None:
-        """Load what is to be loaded from the start; a model that cannot be is a warning."""
+        """Load what is to be loaded from the start; a model that cannot be, or is not here, is a warning."""
+        for what in self._missing():
+            _log.warning("%s", what)
         for name in self._options.preload:
             try:
                 await self.service.load(name)
@@ -229,6 +232,7 @@ def log_line(entry: Record) -> str:
         "prompt_tokens": entry.prompt_tokens,
         "cached_tokens": entry.cached_tokens,
         "completion_tokens": entry.completion_tokens,
+        **entry.too_long,
         "cache": entry.cache,
         "tier": entry.tier,
         "queued_s": round(entry.queued_s, 4),

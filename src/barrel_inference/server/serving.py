@@ -136,12 +136,21 @@ class Listener(uvicorn.Server):
         """Drain, while whoever asks for more is told to come later; then the runtime ends, and with it what still runs,
         each with a typed error; then the connections."""
         began = self._loop.time()
+        self._announce()
         await self._drain()
         self._tasks.append(asyncio.create_task(self._end()))
         left_s = self._drain_s - (self._loop.time() - began)
         self.config.timeout_graceful_shutdown = int(max(0.0, left_s) + LAST_WORDS_S)
         await super().shutdown(sockets)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _announce(self) -> None:
+        """Not where the signal is heard: there the log may be locked by the line that it has interrupted."""
+        if n := self._server.pool.active:
+            requests = "1 request" if n == 1 else f"{n} requests"
+            _log.info("waiting up to %g s for %s to end; Ctrl-C again ends it now", self._drain_s, requests)
+        else:
+            _log.info("shutting down")
 
     async def _drain(self) -> None:
         self._tasks[0].cancel()  # a preload

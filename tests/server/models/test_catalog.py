@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from barrel_inference.errors import ModelNotFoundError
+from barrel_inference.registry.names import tagged
 from barrel_inference.server.models.catalog import Configured, Entry
 from tests.support.gguf_file import write_gguf
 
@@ -75,6 +76,9 @@ class Installed:
         self._entries = entries
 
     def resolve(self, name: str) -> Entry:
+        for entry in self._entries:
+            if entry.name == tagged(name):
+                return entry
         raise ModelNotFoundError("no")
 
     def list(self) -> list[Entry]:
@@ -98,6 +102,22 @@ def test_a_context_is_what_the_file_was_trained_on_or_what_an_operator_wrote(wei
     _write(weights, "", **{"qwen2.context_length": 2048})
     assert _entry(weights).context_size == 2048
     assert _entry(weights, context_opts={"n_ctx": 9000}).context_size == 9000
+
+
+def test_a_name_in_place_of_a_path_means_the_file_of_the_installed_model(weights: Path) -> None:
+    installed = Installed(Entry(name="a:latest", path=str(weights), template="other"))
+    models = Configured({"m": {"model_path": "a"}, "gone": {"model_path": "b"}, "none": {"backend": "stub"}}, installed)
+    entry = models.resolve("m")
+    assert (entry.path, entry.chat_template, entry.template) == (str(weights), TOOLS, None)
+    assert {each.path for each in models.list()} == {str(weights), "b", None}
+    assert models.missing() == ["model 'gone:latest': b is neither a file nor an installed model"]
+
+
+def test_the_home_directory_may_be_written_short(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(weights.parent))
+    models = Configured({"m": {"model_path": "~/m.gguf"}, "gone": {"model_path": "~/n.gguf"}})
+    assert models.resolve("m").size_bytes == weights.stat().st_size
+    assert len(models.missing()) == 1
 
 
 def test_a_name_that_nobody_knows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,17 @@ async def test_a_smaller_context_is_served_by_a_larger_one() -> None:
     await world.use(A, n_ctx=4096)
     assert world.loads == "aa"
     assert [options["context_opts"]["n_ctx"] for _, options in world.runtime.loads] == [2048, 4096]
+
+
+async def test_a_context_that_is_shorter_than_the_configured_one_is_told_when_it_is_loaded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(context_size=4096)
+    with caplog.at_level(logging.INFO):
+        await world.use(Entry(name="a:latest", context_size=2048))
+        await world.use(Entry(name="b:latest", context_size=8192))
+        await world.use(Entry(name="c:latest", context_size=512, load={"context_opts": {"n_ctx": 512}}))
+    assert caplog.messages == ["model a:latest: its context has 2048 tokens, not 4096: it was trained on no more"]
 
 
 async def test_a_larger_context_waits_for_who_uses_the_smaller_one() -> None:

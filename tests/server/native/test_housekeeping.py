@@ -15,8 +15,8 @@ def test_editing_says_when_a_context_is_capped(server: RunningServer, tmp_path: 
     file.write_bytes(model())
     assert server.post("/api/pull", {"model": str(file), "stream": False})[0] == 200
     status, edited = server.post("/api/edit", {"model": "edited", "parameters": {"num_ctx": 9000, "top_k": 3}})
-    warning = "num_ctx 9000 is capped at 4096 (max_context_size)"
-    assert (status, edited["model"], edited["warning"]) == (200, "edited:latest", warning)
+    assert (status, edited["model"]) == (200, "edited:latest")
+    assert edited["warning"].startswith("num_ctx 9000 is capped at 4096: ")
     assert edited["parameters"] == {"num_ctx": 9000, "top_k": 3}
     status, edited = server.post("/api/edit", {"model": "edited", "parameters": {"num_ctx": 512}, "unset": ["top_k"]})
     assert (status, edited.get("warning"), edited["parameters"]) == (200, None, {"num_ctx": 512})

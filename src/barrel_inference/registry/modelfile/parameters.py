@@ -145,7 +145,12 @@ def loader_options(parameters: Mapping[str, Any], max_context: int) -> dict[str,
 def cap_note(parameters: Mapping[str, Any], max_context: int) -> str | None:
     """What to tell whoever sets a larger context than the server allows."""
     wanted = parameters.get("num_ctx", 0)
-    return f"num_ctx {wanted} is capped at {max_context} (max_context_size)" if wanted > max_context else None
+    if wanted <= max_context:
+        return None
+    return (
+        f"num_ctx {wanted} is capped at {max_context}: raise registry.max_context_size, as serve --ctx {wanted} or "
+        f"OLLAMA_CONTEXT_LENGTH={wanted} do"
+    )
 
 
 def format_parameter(value: Any) -> str:

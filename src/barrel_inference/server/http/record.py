@@ -33,6 +33,7 @@ class Record:
     queued_s: float = 0.0
     load_s: float = 0.0
     prompt_tokens: int = 0
+    too_long: dict[str, int] = field(default_factory=dict)  # tokens of a prompt that does not fit, and the limit
     cached_tokens: int = 0
     completion_tokens: int = 0
     cache: str = ""

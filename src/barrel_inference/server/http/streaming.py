@@ -16,7 +16,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from barrel_inference.errors import BarrelError
+from barrel_inference.errors import BarrelError, ContextExceededError
 from barrel_inference.server import failures
 from barrel_inference.server.http import record
 from barrel_inference.threads import Threads
@@ -176,6 +176,9 @@ def noted(error: BaseException) -> BarrelError:
     shown = failures.of(error)
     entry = record.current()
     entry.error = shown.code
+    if isinstance(shown, ContextExceededError):
+        named = {"prompt_tokens": "n_prompt_tokens", "n_ctx": "n_ctx"}
+        entry.too_long = {name: shown.details.get(detail, 0) for name, detail in named.items()}
     if shown is not error:
         _log.error("request %s failed", entry.id, exc_info=error)
     return shown

@@ -7,6 +7,8 @@ The registry is behind the same protocol (``server.models.registered``).
 from __future__ import annotations
 
 import functools
+import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -16,12 +18,18 @@ from typing import Any, Protocol
 import msgspec
 
 from barrel_inference.config import LoadArguments
-from barrel_inference.errors import BarrelError, DamagedModelError, InvalidModelError, ModelNotFoundError
+from barrel_inference.errors import (
+    BarrelError,
+    DamagedModelError,
+    InvalidModelError,
+    InvalidNameError,
+    ModelNotFoundError,
+)
 from barrel_inference.options import build
 from barrel_inference.registry import gguf
 from barrel_inference.registry.manifest import capabilities, describe, timestamp
 from barrel_inference.registry.modelfile import check_parameters
-from barrel_inference.registry.names import tagged
+from barrel_inference.registry.names import is_weights_path, tagged
 from barrel_inference.types import Value
 
 _FACTS = ("size_bytes", "architecture", "family", "parameter_size", "quantization", "embedding_length", "chat_template")
@@ -94,7 +102,7 @@ class Configured:
 
     def resolve(self, name: str) -> Entry:
         if entry := self._entries.get(tagged(name)):
-            return _described(entry)
+            return self._described(entry)
         if self._rest is None:
             raise ModelNotFoundError(f"model '{name}' not found", model=name)
         return self._rest.resolve(name)
@@ -102,10 +110,37 @@ class Configured:
     def list(self) -> Sequence[Entry]:
         rest = () if self._rest is None else self._rest.list()
         found = [
-            *map(_described, self._entries.values()),
+            *map(self._described, self._entries.values()),
             *(entry for entry in rest if entry.name not in self._entries),
         ]
         return sorted(found, key=lambda entry: datetime.fromisoformat(entry.modified_at), reverse=True)
+
+    def missing(self) -> Sequence[str]:
+        """What is wrong with the weights that the configuration names, a line each; it may yet become right."""
+        located = [(entry, self._located(entry).path) for entry in self._entries.values()]
+        return [
+            f"model '{entry.name}': {entry.path} is neither a file nor an installed model"
+            for entry, path in located
+            if path is not None and not Path(path).is_file()
+        ]
+
+    def _described(self, entry: Entry) -> Entry:
+        return _described(self._located(entry))
+
+    def _located(self, entry: Entry) -> Entry:
+        """With the path of its file where the configuration gives a name, as load_model finds it."""
+        given = entry.path
+        if given is None or self._rest is None or is_weights_path(given) or Path(given).is_file():
+            return entry
+        try:
+            return msgspec.structs.replace(entry, path=self._rest.resolve(given).path)
+        except (ModelNotFoundError, InvalidNameError):  # for the load to refuse
+            return entry
+
+
+def digest(entry: Entry) -> str:
+    """64 hex always, since clients cut it: models that come from no blob have one of their name."""
+    return entry.digest or hashlib.sha256(entry.name.encode()).hexdigest()
 
 
 def damaged(entry: Entry, error: InvalidModelError) -> DamagedModelError:
@@ -124,7 +159,9 @@ def _entry(name: str, made: str, options: Mapping[str, Any]) -> Entry:
     context = load.get("context_opts", {})
     if context.get("embeddings"):
         own |= {"embedding": True, "capabilities": ("embedding",)}
-    own |= {"path": options.get("model_path"), "context_size": context.get("n_ctx"), "modified_at": made}
+    weights = options.get("model_path")
+    own["path"] = weights and os.path.expanduser(weights)  # noqa: PTH111 - Path's raises for a user who does not exist
+    own |= {"context_size": context.get("n_ctx"), "modified_at": made}
     return Entry(name=name, load=load, **own)
 
 

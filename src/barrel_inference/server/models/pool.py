@@ -115,6 +115,11 @@ class Pool:
 
     # ---- what there is
 
+    @property
+    def active(self) -> int:
+        """Requests that wait for a model or have one."""
+        return sum(slot.keep.active for slot in self._slots.values())
+
     def loaded(self) -> list[Slot]:
         """The longest remaining first."""
         loaded = [slot for slot in self._slots.values() if slot.loaded]
@@ -130,7 +135,7 @@ class Pool:
         self._closing = True
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.drain_s):
-                while any(slot.keep.active for slot in self._slots.values()):
+                while self.active:
                     self._room.changed.clear()
                     await self._room.changed.wait()
         for slot in self._slots.values():
@@ -181,6 +186,7 @@ class Pool:
             need=self._room.needed,
             make_room=self._room.make,
             freed=self._room.changed.set,
+            asked=0 if "n_ctx" in entry.load.get("context_opts", {}) else server.context_size or 0,
         )
 
     def _of(self, entry: Entry) -> list[Slot]:

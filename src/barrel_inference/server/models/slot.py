@@ -34,7 +34,8 @@ class Runtime(Protocol):
 
 class Slot:
     """``need(slot, n_ctx)`` tells the bytes that a load takes, ``make_room(slot, bytes)`` reserves them; both may
-    refuse it. ``load`` are the options of load_model without n_ctx. ``freed`` hears that memory was given back."""
+    refuse it. ``load`` are the options of load_model without n_ctx. ``freed`` hears that memory was given back.
+    ``asked``: the context that the configuration would give it."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Slot:
         need: Callable[[Slot, int], Awaitable[int]],
         make_room: Callable[[Slot, int], Awaitable[None]],
         freed: Callable[[], None],
+        asked: int = 0,
     ) -> None:
         self.id = model_id
         self.entry = entry
@@ -66,6 +68,7 @@ class Slot:
         self._need = need
         self._make_room = make_room
         self._freed = freed
+        self._asked = asked
         self._using = 0
         self._unused = asyncio.Event()
         self._unused.set()
@@ -182,6 +185,9 @@ class Slot:
             self._let_go()
             raise
         self.n_ctx = n_ctx
+        if n_ctx == self.entry.context_size and n_ctx < self._asked:
+            words = "model %s: its context has %d tokens, not %d: it was trained on no more"
+            _log.info(words, self.entry.name, n_ctx, self._asked)
         self.loaded_at = self._timers.time()
         self.load_s = self.loaded_at - started
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -19,7 +18,7 @@ from barrel_inference.registry import gguf
 from barrel_inference.registry.modelfile.parameters import format_parameter
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.plain import answer
-from barrel_inference.server.models.catalog import Catalog, Entry, damaged
+from barrel_inference.server.models.catalog import Catalog, Entry, damaged, digest
 from barrel_inference.server.models.pool import Pool
 from barrel_inference.server.models.slot import Slot
 from barrel_inference.server.ollama import wire
@@ -97,11 +96,6 @@ def details(entry: Entry) -> wire.Details:
         context_length=entry.context_size or UNSET,
         embedding_length=entry.embedding_length or UNSET,
     )
-
-
-def digest(entry: Entry) -> str:
-    """64 hex always, since clients cut it: models that come from no blob have one of their name."""
-    return entry.digest or hashlib.sha256(entry.name.encode()).hexdigest()
 
 
 def _listed(entry: Entry) -> wire.Listed:
