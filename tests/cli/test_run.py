@@ -24,7 +24,9 @@ from tests.server.harness import STUB, RunningServer
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
 FEW = ("--max-tokens", "5", "--seed", "3")
-BOTH = {"stub": STUB}  # known to the server and, by the configuration, without it
+TEMPLATE = "{{ .System }} is asked, {{ .Prompt }}, and says:"
+TEMPLATED = STUB | {"template": TEMPLATE, "system": "Ann"}
+BOTH = {"stub": STUB, "templated": TEMPLATED}  # known to the server and, by the configuration, without it
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,13 @@ def test_the_server_that_runs_answers_as_a_process_of_its_own_would(run: Run, he
     streamed = run("stub", "Hello", *FEW, "--verbose", port=port_of(here))
     assert streamed.stdout.strip() == answers[0]["text"].strip()
     assert "5 tokens at" in streamed.stderr
+
+
+def test_a_models_own_template_counts_whoever_answers(run: Run, here: RunningServer) -> None:
+    answers = [json.loads(run("templated", "Hello", *FEW, "--json", port=port).stdout) for port in (port_of(here), 9)]
+    answers.append(json.loads(run("stub", "Ann is asked, Hello, and says:", "--raw", *FEW, "--json").stdout))
+    assert len({answer["usage"]["prompt_tokens"] for answer in answers}) == 1
+    assert len({answer["text"] for answer in answers}) == 1
 
 
 def test_a_prompt_that_is_too_long_is_an_error_whoever_answers(run: Run, here: RunningServer) -> None:

@@ -283,6 +283,7 @@ async def _with_model(
     entry = await local.find(name)
     async with AsyncRuntime(local.configuration()) as runtime:
         loaded = await local.load(runtime, entry)
-        if not raw and loaded.info().chat_template is not None:
-            text = await loaded.apply_template(local.conversation(entry, text))
+        own = local.template(entry)
+        if not raw and (own or loaded.info().chat_template is not None):
+            text = await loaded.apply_template(local.conversation(entry, text), **own)
         return await work(runtime, loaded, text)

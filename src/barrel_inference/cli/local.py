@@ -136,6 +136,11 @@ def conversation(entry: Entry, question: str, system: str | None = None) -> list
     return [*head, *entry.messages, {"role": "user", "content": question}]
 
 
+def template(entry: Entry) -> dict[str, str]:
+    """The model's own Modelfile's, as an option of a conversation."""
+    return {"chat_template": entry.template} if entry.template else {}
+
+
 def _configured(model: str) -> Entry | None:
     """None when the configuration has no model of this name."""
     models = environment.configuration(os.environ, {}).server.models

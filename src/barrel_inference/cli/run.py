@@ -169,9 +169,10 @@ async def _answer(name: str, asked: Asked, options: dict[str, Any], silent: bool
 
 def _stream(model: AsyncModel, entry: Entry, asked: Asked, params: dict[str, Any]) -> AsyncStream | AsyncChatStream:
     """A conversation as the model's template writes it; where it has none, the question as plain text."""
-    if asked.raw or (model.info().chat_template is None and "think" not in asked.params):
+    own = local.template(entry)
+    if asked.raw or (model.info().chat_template is None and not own and "think" not in asked.params):
         return model.stream(asked.question, **params)
-    return model.chat_stream(local.conversation(entry, asked.question, asked.system), **params)
+    return model.chat_stream(local.conversation(entry, asked.question, asked.system), **params | own)
 
 
 def summary(completion: Completion) -> str:
