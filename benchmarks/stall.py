@@ -7,7 +7,6 @@ import asyncio
 import statistics
 import time
 from itertools import pairwise
-from typing import Any
 
 from barrel_inference import AsyncModel
 from benchmarks.report import Table, spread
@@ -17,24 +16,16 @@ WARM_TOKENS = 32  # of the stream, before the other request comes
 
 
 async def measure(chosen: Setting) -> list[Table]:
-    """Also without flash attention, which on a CPU reads long batches faster, and short ones not."""
-    rows = [await _measured(chosen, flash_attn) for flash_attn in (True, False)]
-    return [Table("stall", "How long does a stream stand still while another's prompt is read?", rows)]
-
-
-async def _measured(chosen: Setting, flash_attn: bool) -> dict[str, Any]:
     n_prompt = 512 if chosen.quick else 2000
     alone, together, pauses, usual = [], [], [], []
-    options = {"n_ctx": 4200, "n_seq_max": 2, "flash_attn": flash_attn}
-    async with loaded(chosen, context_opts=options) as model:
+    async with loaded(chosen, context_opts={"n_ctx": 4200, "n_seq_max": 2}) as model:
         for turn in range(chosen.rounds):
             alone.append((await _read(model, n_prompt, seed=turn * 2)).first_token_s)
             reader, pause, gap = await _beside_a_stream(model, n_prompt, seed=turn * 2 + 1)
             together.append(reader.first_token_s)
             pauses.append(pause)
             usual.append(gap)
-    return {
-        "flash attention": "on" if flash_attn else "off",
+    row = {
         "prompt tokens": n_prompt,
         "usual gap of the stream, s": spread(usual),
         "longest gap meanwhile, s": spread(pauses),
@@ -42,6 +33,7 @@ async def _measured(chosen: Setting, flash_attn: bool) -> dict[str, Any]:
         "beside the stream, tokens/s": spread([n_prompt / seconds for seconds in together]),
         "beside ÷ alone": spread([a / b for a, b in zip(alone, together, strict=True)]),
     }
+    return [Table("stall", "How long does a stream stand still while another's prompt is read?", [row])]
 
 
 async def _read(model: AsyncModel, n_prompt: int, seed: int) -> Answer:
