@@ -9,13 +9,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from barrel_inference.cli.installed import catalog
 from barrel_inference.cli.report import Json, print_json, printable
 from barrel_inference.config import RuntimeConfig
 from barrel_inference.options import SECRETS, config_file, layered
-from barrel_inference.registry import Registry
 from barrel_inference.server.environment import configuration
-from barrel_inference.server.models.catalog import Configured
-from barrel_inference.server.models.registered import Registered
 
 
 def register(app: typer.Typer) -> None:
@@ -55,7 +53,8 @@ def check(
     Example: barrel-inference config check barrel.toml
     """
     path = file or config_file()
-    missing = [] if path is None else _missing(layered(RuntimeConfig(), file=path, environ={}, flags={}))
+    config = layered(RuntimeConfig(), file=path, environ={}, flags={})
+    missing = [*catalog(config).missing()]
     for what in missing:
         typer.echo(f"warning: {printable(what)}", err=True)
     if json:
@@ -64,11 +63,6 @@ def check(
         typer.echo("there is no configuration file; the defaults are in force")
     else:
         typer.echo(f"{path} is right")
-
-
-def _missing(config: RuntimeConfig) -> list[str]:
-    """Models that are not here. Raises what ``Configured`` raises."""
-    return list(Configured(config.server.models, Registered(Registry.configured(config))).missing())
 
 
 def _hidden(values: dict[str, Any]) -> dict[str, Any]:

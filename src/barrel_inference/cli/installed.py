@@ -8,8 +8,9 @@ import time
 from datetime import datetime
 
 from barrel_inference.cli.report import counted
+from barrel_inference.config import RuntimeConfig
 from barrel_inference.registry import Manifest, Registry
-from barrel_inference.registry.names import split_tag, tagged
+from barrel_inference.registry.names import split_tag
 from barrel_inference.server.environment import configuration
 from barrel_inference.server.models.catalog import Configured, Entry, digest
 from barrel_inference.server.models.registered import Registered
@@ -23,10 +24,12 @@ def registry() -> Registry:
 
 def configured() -> list[Manifest]:
     """The models that the configuration describes, as the server lists them, in the form of installed ones."""
-    config = configuration(os.environ, {})
-    names = set(map(tagged, config.server.models))
-    entries = Configured(config.server.models, Registered(Registry.configured(config))).list()
-    return [_manifest(entry) for entry in entries if entry.name in names]
+    return [_manifest(entry) for entry in catalog(configuration(os.environ, {})).own()]
+
+
+def catalog(config: RuntimeConfig) -> Configured:
+    """All models, as a server of this configuration has them."""
+    return Configured(config.server.models, Registered(Registry.configured(config)))
 
 
 def _manifest(entry: Entry) -> Manifest:

@@ -109,11 +109,12 @@ class Configured:
 
     def list(self) -> Sequence[Entry]:
         rest = () if self._rest is None else self._rest.list()
-        found = [
-            *map(self._described, self._entries.values()),
-            *(entry for entry in rest if entry.name not in self._entries),
-        ]
+        found = [*self.own(), *(entry for entry in rest if entry.name not in self._entries)]
         return sorted(found, key=lambda entry: datetime.fromisoformat(entry.modified_at), reverse=True)
+
+    def own(self) -> Sequence[Entry]:
+        """Those of the configuration alone."""
+        return [self._described(entry) for entry in self._entries.values()]
 
     def missing(self) -> Sequence[str]:
         """What is wrong with the weights that the configuration names, a line each; it may yet become right."""
