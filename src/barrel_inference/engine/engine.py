@@ -161,7 +161,7 @@ class Engine:
     def save_idle(self) -> None:
         """Once ``run`` has returned: what could not be kept when its request ended gets another chance."""
         for sequence in self._sequences:
-            if sequence.is_idle and sequence.writes and sequence.saved < len(sequence.tokens):
+            if sequence.is_idle and sequence.is_unsaved:
                 self._store.finish(sequence, "shutdown")
 
     # ---- receive

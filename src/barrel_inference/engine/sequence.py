@@ -45,6 +45,11 @@ class Sequence:
         """May be saved, and shared with other requests."""
         return self.cache in ("auto", "write")
 
+    @property
+    def is_unsaved(self) -> bool:
+        """Some of it should be in the store and is not."""
+        return self.writes and self.saved < len(self.tokens)
+
     def clear(self) -> None:
         """Forget the content; the caller has removed the KV."""
         self.tokens = []

@@ -177,7 +177,7 @@ class Store:
         """Whether the save tier has this object, or it is on its way there. A prefilled one replaces a generated."""
         if self.save_tier is None or name in self._pending:
             return True
-        entry = self._indices[self.save_tier.name].by_key.get(name.key)  # no lock: the engine must not wait
+        entry = self._saved_entry(name.key)
         if entry is not None and entry.best(name.kind, cold=name.provenance == "p") is not None:
             return True
         return name.kind in ROWS and name.provenance == "g" and self.parts(name.key) > 0
@@ -195,14 +195,18 @@ class Store:
         behind = filter(None, (self.parts(name.parent, most - 1) for name in names))
         return min((1 + n for n in behind), default=0)
 
+    def _saved_entry(self, key: str) -> Entry | None:
+        """Without the lock: the engine must not wait."""
+        return self._indices[self.save_tier.name].by_key.get(key) if self.save_tier is not None else None
+
     def _rows(self, key: str) -> list[Name]:
-        entry = self._indices[self.save_tier.name].by_key.get(key) if self.save_tier is not None else None
+        entry = self._saved_entry(key)
         listed = entry.rows() if entry is not None else []
         return listed or [name for name in list(self._pending) if name.key == key and name.kind in ROWS]
 
     def is_listed(self, key: str) -> bool:
         """The save tier has it, as far as is known."""
-        entry = self._indices[self.save_tier.name].by_key.get(key) if self.save_tier is not None else None
+        entry = self._saved_entry(key)
         return entry is not None and (not entry.rows() or self.parts(key) > 0)
 
     def is_pending(self, key: str) -> bool:

@@ -101,7 +101,7 @@ class Prefix:
 
     def empty(self, sequence: Sequence) -> None:
         """Give up an idle sequence; what could not be saved when it finished gets another chance."""
-        if sequence.writes and sequence.saved < len(sequence.tokens):
+        if sequence.is_unsaved:
             self._store.finish(sequence, "evict")
         if sequence.tokens:
             self._backend.seq_remove(sequence.seq, 0, -1)
