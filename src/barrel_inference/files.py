@@ -15,6 +15,11 @@ logger = logging.getLogger(__name__)
 MAX_SMALL_BYTES = 16 << 20
 
 
+def is_full(error: OSError) -> bool:
+    """The file system has no space, or a user no more of it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def read_small(path: Path) -> bytes:
     """OSError when it is none of ours: whatever else lies there neither blocks (a FIFO) nor is followed (a link) nor
     fills the memory."""

@@ -22,11 +22,11 @@ from barrel_inference.cli.report import EXIT_FAILED, Json, counted, human_bytes,
 from barrel_inference.errors import BarrelError, ConfigError
 from barrel_inference.kvcache.admin.archive import Moved
 from barrel_inference.kvcache.admin.content import Removed, Scrubbed
+from barrel_inference.server.native.wire import EXPORTED
 from barrel_inference.types import CacheLookup
 
 T = TypeVar("T")
 
-EXPORTED = "x-exported"  # the server's header: what is in the file
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 Model = Annotated[str, typer.Argument(help="A GGUF file, or a name.")]

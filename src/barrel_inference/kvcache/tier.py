@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from barrel_inference.config import TierSpec
 from barrel_inference.errors import ConfigError, TierUnusableError
-from barrel_inference.files import read_small, write_atomically
+from barrel_inference.files import is_full, read_small, write_atomically
 from barrel_inference.kvcache.quota import Quota, allocation
 from barrel_inference.kvcache.record import CorruptError, Name, parse_name
 
@@ -159,7 +159,7 @@ class Tier:
             self.medium.publish(temporary, final)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_full(error):
                 raise NoRoomError(size) from error
             raise
         return max(0, allocated - allocation(size))

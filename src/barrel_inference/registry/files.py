@@ -12,6 +12,7 @@ from pathlib import Path
 import platformdirs
 
 from barrel_inference.errors import BarrelError, DiskFullError, ReadOnlyError, RegistryError
+from barrel_inference.files import is_full
 from barrel_inference.registry.locks import WAIT_S, locked, try_lock
 
 APP = "barrel_inference_server"
@@ -81,7 +82,7 @@ def writing(path: Path) -> Iterator[None]:
 def os_error(error: OSError, path: Path) -> BarrelError:
     reason = (error.strerror or str(error)).lower()
     path = Path(error.filename2 or error.filename or path) if isinstance(error.filename, str) else path
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return DiskFullError(f"no space left for {path.name}; free some, or run: barrel-inference gc")
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return ReadOnlyError(f"cannot write to the models directory: {reason}")

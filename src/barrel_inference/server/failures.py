@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from pathlib import Path
 
 from barrel_inference.errors import BarrelError, DiskFullError, ExhaustedError
+from barrel_inference.files import is_full
 
 INTERNAL = 500
 ERROR_CODE = "x-error-code"  # header of every failure: the class of the error, which statuses and dialects know less of
@@ -111,7 +111,7 @@ def of(error: BaseException) -> BarrelError:
     """What a client is told of any exception: of a bug only that there was one (the log has the rest)."""
     if isinstance(error, BarrelError):
         return error
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and is_full(error):
         return DiskFullError("no space is left on the server's disk")
     return ExhaustedError.of(error) or BarrelError(
         "internal error: the server's log has the details under this request's id"

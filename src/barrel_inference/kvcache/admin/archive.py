@@ -9,7 +9,6 @@ tarfile's, whose reader follows extended headers into recursion and sparse membe
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import stat
@@ -22,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from barrel_inference.errors import CacheError, CacheFullError
-from barrel_inference.files import read_small
+from barrel_inference.files import is_full, read_small
 from barrel_inference.kvcache.admin.content import found, prove, read_whole
 from barrel_inference.kvcache.lookup import Found, Piece
 from barrel_inference.kvcache.record import CorruptError, Name, parse_name
@@ -31,7 +30,6 @@ from barrel_inference.kvcache.tier import NS_HEX, NoRoomError, Tier
 
 ATTEMPTS = 4  # each failed one gives up an object that was evicted or is damaged
 RECORD = tarfile.BLOCKSIZE
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -67,7 +65,7 @@ def export(store: Store, tokens: Sequence[int], path: Path, *, salt: str = "") -
         temporary.rename(path)
         return moved
     except OSError as error:
-        kind = CacheFullError if error.errno in NO_SPACE else CacheError
+        kind = CacheFullError if is_full(error) else CacheError
         raise kind(f"cannot export to {path}: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -25,7 +25,6 @@ from barrel_inference.server.native.models import prompt_of
 from barrel_inference.server.service import PLAIN, ModelService
 from barrel_inference.threads import Threads
 
-EXPORTED = b"x-exported"  # what is in the archive, as JSON
 ROOM_FOR_HEADS = 1 << 20  # of an archive, beside what the tier may hold
 
 
@@ -61,7 +60,7 @@ class Shipping:
                 file = Path(folder) / "archive"
                 async with self._service.lease(body.model, PLAIN, body.keep_alive) as lease:
                     moved = await self._cache.export(lease.model.id, await prompt(lease), file)
-                return file.open("rb"), (EXPORTED, msgspec.json.encode(moved))  # it outlives its name
+                return file.open("rb"), (wire.EXPORTED.encode(), msgspec.json.encode(moved))  # it outlives its name
 
         return Download(work(), self._threads, failure=plain.failure)
 

@@ -8,6 +8,8 @@ import msgspec
 
 from barrel_inference.kvcache.admin.content import NamespaceStats
 
+EXPORTED = "x-exported"  # header of an export: what is in the archive, as JSON
+
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """``content`` is the text; ``add_special`` puts the model's own first token before it."""
