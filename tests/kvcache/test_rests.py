@@ -220,7 +220,7 @@ def test_a_made_up_circle_ends(tmp_path: Path) -> None:
     disk = Tier(spec(tmp_path))
     name = put_parts(disk, 150, 192)[-1]
     one = store(disk)
-    one.index(disk).by_key[name.key].names["rest", "g"] = (name._replace(parent=name.key),)
+    one.index(disk).by_key[name.key].names = (name._replace(parent=name.key),)
     assert one.parts(name.key) == 0
     assert look(one, TOKENS).length <= 192
 

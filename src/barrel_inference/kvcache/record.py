@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast, get_args
@@ -80,7 +81,10 @@ def short(key: bytes) -> str:
 def parse_name(file: str) -> Name | None:
     """None for files that are not objects."""
     found = FILE.fullmatch(file)
-    return Name(*cast(tuple[str, str, ObjectKind, Provenance], found.groups())) if found else None
+    if found is None:
+        return None
+    parent, key, kind, provenance = found.groups()
+    return Name(parent, key, cast(ObjectKind, sys.intern(kind)), cast(Provenance, provenance))  # one kind for them all
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from barrel_inference.kvcache.record import (
     CorruptError,
     Name,
     ObjectKind,
-    Provenance,
     Record,
     decode,
     parse_name,
@@ -36,38 +35,44 @@ FIRST_READ = 4096
 
 @dataclass(slots=True)
 class Entry:
-    """The objects of one key in one tier; of rests there may be several, which begin at different tails. ``heads``:
-    headers read so far. ``best`` and ``rows`` need no lock."""
+    """The objects of one key in one tier, mostly one; of rests there may be several, which begin at different tails.
+    ``heads``: headers read so far. ``best`` and ``rows`` need no lock."""
 
-    names: dict[tuple[ObjectKind, Provenance], tuple[Name, ...]] = field(default_factory=dict)
+    names: tuple[Name, ...] = ()
     heads: dict[Name, Record] = field(default_factory=dict)
 
     def best(self, kind: ObjectKind, cold: bool = False) -> Name | None:
         """The prefilled one when there is one; nothing else when ``cold``."""
-        names = self.names.get((kind, "p")) or (None if cold else self.names.get((kind, "g")))
-        return names[0] if names else None
+        generated = None
+        for name in self.names:
+            if name.kind == kind:
+                if name.provenance == "p":
+                    return name
+                generated = generated or name
+        return None if cold else generated
 
     def rows(self) -> list[Name]:
         """The best first."""
-        return [name for kind in ROWS for provenance in PROVENANCES for name in self.names.get((kind, provenance), ())]
+        return sorted((name for name in self.names if name.kind in ROWS), key=_rank)
 
     def continuing(self, parent: str) -> Name | None:
         """The rows that begin where ``parent`` ends."""
         return next((name for name in self.rows() if name.parent == parent), None)
 
     def add(self, name: Name) -> None:
-        others = self.names.get(name[2:], ())
-        if name not in others:
-            self.names[name[2:]] = (*others, name)
+        if name not in self.names:
+            self.names = (*self.names, name)
 
     def drop(self, name: Name) -> None:
-        others = tuple(other for other in self.names.pop(name[2:], ()) if other != name)
-        if others:
-            self.names[name[2:]] = others
+        self.names = tuple(other for other in self.names if other != name)
         self.heads.pop(name, None)
 
     def is_child_of(self, parent: str) -> bool:
-        return any(name.parent == parent for names in self.names.values() for name in names)
+        return any(name.parent == parent for name in self.names)
+
+
+def _rank(name: Name) -> tuple[int, int]:
+    return ROWS.index(name.kind), PROVENANCES.index(name.provenance)
 
 
 class Index:
@@ -236,9 +241,9 @@ class Store:
         """What a prefilled object replaces."""
         if name.provenance != "p":
             return []
-        names = self._indices[tier.name].by_key[name.key].names
         kinds = ROWS if name.kind in ROWS else (name.kind,)
-        return [weaker for kind in kinds for weaker in names.get((kind, "g"), ())]
+        names = self._indices[tier.name].by_key[name.key].names
+        return [other for other in names if other.provenance == "g" and other.kind in kinds]
 
     # ---- trouble
 

@@ -13,7 +13,8 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -39,7 +40,7 @@ def encode(messages: Sequence[Msg], max_bytes: int = MAX_FRAME_BYTES) -> bytes:
 
 
 def _payload_length(header: bytes | bytearray, max_bytes: int) -> int:
-    (length,) = _LENGTH.unpack(header)
+    (length,) = _LENGTH.unpack_from(header)
     if length > max_bytes:
         raise ChannelError(f"the other end announces a frame of {length} bytes; the limit is {max_bytes}")
     return int(length)
@@ -56,46 +57,105 @@ class _Decoder(Generic[T]):
             raise ChannelError(f"undecodable frame: {error}") from error
 
 
-class AsyncChannel:
-    """The runtime's end. ``send`` only buffers: the worker's reader thread drains it whatever the engine does."""
+class AsyncChannel(asyncio.Protocol):
+    """The runtime's end. ``send`` only buffers: the worker's reader thread drains it whatever the engine does.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int) -> None:
-        self._reader = reader
-        self._writer = writer
+    A listener is called from the transport itself: a task of its own between the two would cost every token another
+    turn of the event loop.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._decoder: _Decoder[Up] = _Decoder(Up)
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._frames: deque[list[Up]] = deque()  # until somebody listens
+        self._take: Callable[[list[Up]], None] = self._keep
+        self._changed = asyncio.Event()
+        self._is_over = False
+        self._error: Exception | None = None
 
     @classmethod
     async def open(cls, sock: socket.socket, max_bytes: int = MAX_FRAME_BYTES) -> AsyncChannel:
         """Take over ``sock``."""
-        reader, writer = await asyncio.open_unix_connection(sock=sock)
-        return cls(reader, writer, max_bytes)
+        loop = asyncio.get_running_loop()
+        _, channel = await loop.create_unix_connection(lambda: cls(max_bytes), sock=sock)
+        return channel
 
     def send(self, messages: Sequence[Msg]) -> None:
-        """Queue one frame. A dead peer is not an error here: ``receive`` reports it."""
-        if not self._writer.is_closing():
-            self._writer.write(encode(messages, self._max_bytes))
+        """Queue one frame. A dead peer is not an error here: who receives is told."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode(messages, self._max_bytes))
 
     async def receive(self) -> list[Up] | None:
         """The next frame, or None when the worker has closed its end."""
-        try:
-            header = await self._reader.readexactly(_LENGTH.size)
-        except asyncio.IncompleteReadError as error:
-            if error.partial:
-                raise ChannelError("closed inside a frame header") from error
-            return None
-        except ConnectionError:
-            return None
-        return self._decoder.decode(await self._read_payload(_payload_length(header, self._max_bytes)))
+        while not self._frames and not self._is_over:
+            await self._change()
+        if self._frames:
+            return self._frames.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
 
-    async def _read_payload(self, length: int) -> bytes:
-        try:
-            return await self._reader.readexactly(length)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise ChannelError("closed inside a frame") from error
+    async def listen(self, take: Callable[[list[Up]], None]) -> None:
+        """Call ``take`` with every frame, in place of ``receive``, until the worker closes its end. Raises what
+        ``take`` raises."""
+        while self._frames:
+            take(self._frames.popleft())
+        self._take = take
+        while not self._is_over:
+            await self._change()
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
-        self._writer.transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _keep(self, frame: list[Up]) -> None:
+        self._frames.append(frame)
+        self._changed.set()
+
+    # ---- called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            while (payload := self._next_payload()) is not None:
+                self._take(self._decoder.decode(payload))
+        except Exception as error:  # of the worker, or of the listener
+            self._end(error)
+            self.close()
+
+    def eof_received(self) -> None:
+        self._end(ChannelError("closed inside a frame") if self._buffer else None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.eof_received()
+
+    def _next_payload(self) -> bytearray | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        end = _LENGTH.size + _payload_length(self._buffer, self._max_bytes)
+        if len(self._buffer) < end:
+            return None
+        payload = self._buffer[_LENGTH.size : end]
+        del self._buffer[:end]
+        return payload
+
+    def _end(self, error: Exception | None) -> None:
+        """Only the first reason counts."""
+        if not self._is_over:
+            self._is_over, self._error = True, error
+            self._changed.set()
 
 
 class BlockingChannel(Generic[T]):

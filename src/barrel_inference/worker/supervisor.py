@@ -208,15 +208,17 @@ class Supervisor:
         self._vigil = Vigil.over(self._silence_s, self.options.context_opts.decode_budget_ms)
         watching = asyncio.create_task(self._watch(life, self._vigil), name=f"watch {self.options.id}")
         try:
-            while (batch := await life.channel.receive()) is not None:
-                self._vigil.heard()
-                for message in batch:
-                    self._dispatch(message)
-                self._submit()
+            await life.channel.listen(self._hear)
         except ChannelError as error:
             _log.error("worker %s: %s", self.options.id, error)
         finally:
             watching.cancel()
+
+    def _hear(self, batch: list[Up]) -> None:
+        self._vigil.heard()
+        for message in batch:
+            self._dispatch(message)
+        self._submit()
 
     async def _watch(self, life: Life, vigil: Vigil) -> None:
         """Kill a worker that has hung; its requests go on in another one, as after any other death."""
