@@ -224,10 +224,14 @@ class FakePlan:
     tier: str | None = "disk"
     first_mismatch: int | None = None
     ready: bool = True
+    must_read_all: bool = False
 
     @property
     def length(self) -> int:
         return len(self.tokens)
+
+    def read_all(self) -> None:
+        self.must_read_all = True
 
     def prefill_end(self, n_prompt: int) -> int:
         return n_prompt

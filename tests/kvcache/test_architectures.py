@@ -83,6 +83,20 @@ def unbroken(one: Runner, at: int, stop: int) -> list[NDArray[np.float32]]:
     return logits
 
 
+def test_damage_behind_what_is_loaded_already(tmp_path: Path) -> None:
+    """The first part is in the context when the second turns out to be bad."""
+    with loaded("llama", tmp_path, flash_attn=True) as one:
+        first = one.run(TOKENS, 5)
+        blocks = sorted(tmp_path.rglob("*.block.p"), key=lambda path: FIXED.unpack(path.read_bytes()[: FIXED.size])[7])
+        data = bytearray(blocks[9].read_bytes())
+        data[-1] ^= 1
+        blocks[9].write_bytes(data)
+        again = one.run(TOKENS, 5)
+        assert again.restored == 9 * 64
+        assert again.tokens == first.tokens
+        assert one.run(TOKENS, 5).restored == len(TOKENS) - 1
+
+
 def resumed(one: Runner, at: int, stop: int) -> list[NDArray[np.float32]]:
     plan = one.checkpoints.find(TOKENS[:stop], limit=lambda n: at if n >= at else 0)
     assert one.checkpoints.restore(plan, 0) == at

@@ -31,7 +31,10 @@ class Plan(Protocol):
 
     @property
     def ready(self) -> bool:
-        """``restore`` would not wait for a read."""
+        """``restore`` may be called; it would not wait for a read, or not for long while it has the engine alone."""
+
+    def read_all(self) -> None:
+        """Others run, and must not wait for reads: ``ready`` only when all is read."""
 
     def prefill_end(self, n_prompt: int) -> int:
         """How many of the restored rows equal those of a cold run of the prompt."""
@@ -42,6 +45,9 @@ class NoPlan:
     tier = None
     first_mismatch = None
     ready = True
+
+    def read_all(self) -> None:
+        pass
 
     def prefill_end(self, n_prompt: int) -> int:
         return n_prompt

@@ -305,14 +305,15 @@ class SectionTarget:
 
 
 class Assembly:
-    """The blob of a sequence of ``n`` tokens: window rows from ``window_first`` on, an opaque state of ``state_bytes``
-    at the end. Reserves nothing: ``write_headers`` and the targets fill a buffer of ``size`` bytes."""
+    """The blob of a sequence of ``n`` tokens, or of its rows from ``first`` on: window rows from ``window_first`` on,
+    an opaque state of ``state_bytes`` at the end. Reserves nothing: ``write_headers`` and the targets fill a buffer of
+    ``size`` bytes."""
 
-    def __init__(self, layout: Layout, n: int, window_first: int = 0, state_bytes: int = 0) -> None:
+    def __init__(self, layout: Layout, n: int, window_first: int = 0, state_bytes: int = 0, *, first: int = 0) -> None:
         at = ENVELOPE.size
         self.base = self.window = None
         if layout.base is not None:
-            self.base = SectionTarget(layout.base, 0, n, at)
+            self.base = SectionTarget(layout.base, first, n, at)
             at = self.base.end
         if layout.window is not None:
             self.window = SectionTarget(layout.window, window_first, n, at)

@@ -1,4 +1,5 @@
-"""Reading what a lookup found straight into one blob. Owns a small pool of threads and the reused memory.
+"""Reading what a lookup found straight into blobs that llama.cpp takes. Owns a small pool of threads and the reused
+memory.
 
 Reads begin when a request arrives and are waited for when its sequence is free. Every object is proven (length,
 header, tokens, checksum) before its blob may be used.
@@ -7,90 +8,24 @@ header, tokens, checksum) before its blob may be used.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from barrel_inference.kvcache.buffers import Memory, allocate
 from barrel_inference.kvcache.layout import Assembly, Layout, SectionTarget
 from barrel_inference.kvcache.lookup import Found, Piece
 from barrel_inference.kvcache.policy import Rate
+from barrel_inference.kvcache.reading import Part, Reading, parts_of
 from barrel_inference.kvcache.record import CorruptError, Name, Record, decode, header_bytes, payload_hash, verify
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import Tier
 
 PIECES_A_TASK = 8
-ARENAS = 2  # blobs being filled or waiting for a sequence; requests beyond them read when it is their turn
-MAX_IDLE_BYTES = 512 << 20  # memory kept for reuse: a fresh allocation copies at a tenth of the speed
+ARENAS = 2  # plans being read or waiting for a sequence; requests beyond them read when it is their turn
 STALE_RATE_S = 60.0  # a tier measured slow is tried again after this
-
-
-class Memory:
-    """Reused buffers. ``take`` gives None when more than ``limit_bytes`` would be out, or the system has no more. Any
-    thread."""
-
-    def __init__(self, limit_bytes: int = sys.maxsize) -> None:
-        self._limit = limit_bytes
-        self._lock = threading.Lock()
-        self._idle: list[memoryview] = []
-        self._out = 0
-
-    def take(self, n_bytes: int) -> memoryview | None:
-        """A buffer of at least ``n_bytes``."""
-        with self._lock:
-            if self._out + n_bytes > self._limit:
-                return None
-            fitting = [buffer for buffer in self._idle if len(buffer) >= n_bytes]
-            try:
-                buffer = min(fitting, key=len) if fitting else _allocate(n_bytes)
-            except (OSError, MemoryError, OverflowError):  # mmap says it with an OSError
-                return None
-            if fitting:
-                self._idle = [idle for idle in self._idle if idle is not buffer]
-            self._out += len(buffer)
-            return buffer
-
-    def give(self, buffer: memoryview) -> None:
-        with self._lock:
-            self._out -= len(buffer)
-            self._idle.append(buffer)
-            self._idle.sort(key=len)
-            while sum(map(len, self._idle)) > MAX_IDLE_BYTES:
-                self._idle.pop(0)
-
-
-def _allocate(n_bytes: int) -> memoryview:
-    size = 1 << max(16, (n_bytes - 1).bit_length())
-    if size - n_bytes > 64 << 20:  # powers of two waste too much of large blobs
-        size = -(-n_bytes // (64 << 20)) * (64 << 20)
-    return memoryview(mmap.mmap(-1, size))  # numpy would ask for huge pages: up to 5 ms for the first byte of each
-
-
-class Reading:
-    """The reads of one plan. ``wait`` gives the blob, or raises what went wrong (the bad object is given up)."""
-
-    def __init__(self, found: Found, assembly: Assembly, buffer: memoryview, tasks: Sequence[Future[float]]) -> None:
-        self.found = found
-        self.buffer = buffer
-        self._blob = buffer[: assembly.size]
-        self._tasks = tasks
-
-    @property
-    def ready(self) -> bool:
-        return all(task.done() for task in self._tasks)
-
-    def wait(self) -> memoryview:
-        errors = [error for task in self._tasks if (error := task.exception()) is not None]
-        if errors:
-            raise errors[0]
-        return self._blob
-
-    def prefill_s(self) -> float:
-        """What computing the same tokens took when they were saved. After ``wait``."""
-        return sum(task.result() for task in self._tasks)
 
 
 class Reader:
@@ -112,27 +47,19 @@ class Reader:
             if self._arenas >= ARENAS and not wait:
                 return None
             self._arenas += 1
-        assembly = Assembly(self._layout, found.length, found.window_first, found.state_bytes)
-        buffer = self._memory.take(assembly.size)
-        if buffer is None:
-            with self._lock:
-                self._arenas -= 1
-            return None
-        blob = buffer[: assembly.size]
-        assembly.write_headers(blob)
-        pieces = list(found.pieces)
-        groups = [pieces[at : at + PIECES_A_TASK] for at in range(0, len(pieces), PIECES_A_TASK)]
-        tasks = [self._threads.submit(self._read_all, found, group, assembly, blob) for group in groups]
-        return Reading(found, assembly, buffer, tasks)
+        reading = Reading(
+            parts_of(found, self._layout), self._memory, lambda part, blob: self._begin(found, part, blob)
+        )
+        if reading.begin():
+            return reading
+        self.finish(reading)
+        return None
 
     def finish(self, reading: Reading) -> None:
         """Give the memory back, once the reads are over."""
-        for task in reading._tasks:
-            if not task.cancel():
-                task.exception()
+        reading.close()
         with self._lock:
             self._arenas -= 1
-        self._memory.give(reading.buffer)
 
     def expected_s(self, found: Found) -> float:
         """How long reading will take by what was measured; 0 for tiers never measured, or not lately."""
@@ -150,6 +77,11 @@ class Reader:
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self, found: Found, part: Part, blob: memoryview) -> list[Future[float]]:
+        part.assembly.write_headers(blob)
+        groups = [part.pieces[at : at + PIECES_A_TASK] for at in range(0, len(part.pieces), PIECES_A_TASK)]
+        return [self._threads.submit(self._read_all, found, group, part.assembly, blob) for group in groups]
 
     # ---- one object
 
@@ -220,5 +152,5 @@ class Reader:
         """Memory of this thread, for objects that must be rearranged."""
         buffer: memoryview | None = getattr(self._local, "buffer", None)
         if buffer is None or len(buffer) < n_bytes:
-            buffer = self._local.buffer = _allocate(n_bytes)
+            buffer = self._local.buffer = allocate(n_bytes)
         return buffer[:n_bytes]

@@ -234,6 +234,22 @@ def test_who_waits_for_its_read_lets_others_pass() -> None:
     assert bench.results["a"].done.cache.restored_tokens == 999
 
 
+def test_beside_others_a_plan_is_read_to_the_end_before_it_is_restored() -> None:
+    bench = Bench(n_seq_max=2, store=True)
+    bench.store.saved.append(HEAD)
+    bench.store.are_ready = False
+    alone = bench.prepare("a", HEAD, max_tokens=2)
+    bench.engine.submit(alone)
+    bench.step(2)
+    assert alone.plan and not alone.plan.must_read_all  # type: ignore[attr-defined]
+    bench.submit("b", tokens(10, seed=4), max_tokens=20)
+    bench.step(3)
+    assert alone.plan.must_read_all  # type: ignore[attr-defined]
+    alone.plan.ready = True  # type: ignore[misc]
+    bench.run()
+    assert bench.results["a"].done.cache.restored_tokens == 999
+
+
 def test_the_store_is_asked_again_after_a_wait() -> None:
     bench = Bench(n_seq_max=1, store=True)
     bench.submit("a", HEAD, max_tokens=3)

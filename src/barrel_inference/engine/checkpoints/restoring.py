@@ -14,7 +14,8 @@ from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.lookup import Found, Limit
 from barrel_inference.kvcache.policy import cold_resume, cold_rows, is_worth, solo_chunk
-from barrel_inference.kvcache.reader import Reader, Reading
+from barrel_inference.kvcache.reader import Reader
+from barrel_inference.kvcache.reading import Reading
 from barrel_inference.kvcache.record import CorruptError, Name
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import Tier
@@ -56,6 +57,11 @@ class StoredPlan:
     def ready(self) -> bool:
         """Whether ``restore`` would not wait for reads that have begun."""
         return self.reading is None or self.reading.ready
+
+    def read_all(self) -> None:
+        with self.lock:
+            if self.reading is not None:
+                self.reading.begin_all()
 
     def prefill_end(self, n_prompt: int) -> int:
         """How many of the restored rows equal those of a cold run of the prompt."""
@@ -153,16 +159,17 @@ class Restorer:
         if reading is None:
             return 0
         try:
-            n = self._load(reading.wait(), plan.found, seq)
+            n = self._load(reading, plan.found, seq)
             if n:  # a layout without rows knows only what a token costs now
-                self.counters["prefill_s_saved"] += reading.prefill_s() or n * self.prefill_s
+                self.counters["prefill_s_saved"] += reading.prefill_s or n * self.prefill_s
             return n
         finally:
             self._reader.finish(reading)
 
-    def _load(self, blob: memoryview, found: Found, seq: int) -> int:
+    def _load(self, reading: Reading, found: Found, seq: int) -> int:
         self._backend.seq_remove(seq, 0, -1)
-        if self._backend.state_write(seq, blob) and self._is_in_place(found.length, seq):
+        are_taken = all(append_state(self._backend, seq, blob) for blob in reading.blobs())
+        if are_taken and self._is_in_place(found.length, seq):
             return found.length
         logger.warning("llama.cpp refused a restored state of %d tokens", found.length)
         self._backend.seq_remove(seq, 0, -1)  # a refused state may leave cells behind
@@ -206,6 +213,17 @@ class Restorer:
         for tier, n_tokens in plan.found.by_tier().items():
             self.counters[f"restored_tokens_{tier}"] += n_tokens
             self.counters.count_of("restored_tokens", tier, n_tokens)  # the engine's own count has the living ones, too
+
+
+def append_state(backend: Backend, seq: int, blob: memoryview) -> bool:
+    """Load rows behind those that ``seq`` holds. A state replaces all of a sequence, so they come by way of another."""
+    if backend.seq_bounds(seq)[1] < 0:
+        return backend.state_write(seq, blob)
+    is_taken = backend.state_write(backend.scratch, blob)
+    if is_taken:
+        backend.seq_copy(backend.scratch, seq, 0, -1)
+        backend.seq_remove(backend.scratch, 0, -1)
+    return is_taken
 
 
 def _nothing(store: Store) -> Found:

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from barrel_inference.engine.backend import Backend, DecodeStatus, Slice
+from barrel_inference.engine.checkpoints.restoring import append_state
 from barrel_inference.errors import BarrelError, CacheError
 from barrel_inference.files import leave_note, read_small
-from barrel_inference.kvcache.layout import Assembly, Layout
+from barrel_inference.kvcache.layout import Assembly, Layout, Parsed
 
 HEAD = 96  # a block and a half: what a block and a tail hold
 CONTINUED = 8
@@ -42,10 +43,10 @@ def run(backend: Backend, layout: Layout) -> str:
     tokens = tuple(token % backend.info.n_vocab for token in tokens)
     try:
         _decode(backend, tokens[:head], 0)
-        payload = _save(backend, layout, head)
+        blobs = _save(backend, layout, head)
         unbroken = _decode(backend, tokens[head:], head)
         backend.seq_remove(SEQ, 0, -1)
-        if not backend.state_write(SEQ, memoryview(payload)):
+        if not all(append_state(backend, SEQ, blob) for blob in blobs):
             return "self-test: llama.cpp refuses a restored state"
         restored = _decode(backend, tokens[head:], head)
     except BarrelError as error:
@@ -68,24 +69,29 @@ def _decode(backend: Backend, tokens: tuple[int, ...], start: int) -> NDArray[np
     return backend.logits(0).copy()
 
 
-def _save(backend: Backend, layout: Layout, n: int) -> bytearray:
-    """The state of the first ``n`` tokens, cut into two parts and put together again."""
+def _save(backend: Backend, layout: Layout, n: int) -> list[memoryview]:
+    """The state of the first ``n`` tokens, cut in two and put together again; rows alone stay two blobs."""
     size = backend.state_size(SEQ)
     blob = memoryview(bytearray(size))
     parsed = layout.parse(blob[: backend.state_read(SEQ, blob)])
+    if parsed.base is not None and parsed.window is None and parsed.state is None:
+        return [_assembled(parsed, Assembly(layout, stop, first=first)) for first, stop in ((0, n // 2), (n // 2, n))]
     window_first = parsed.window.span()[0] if parsed.window else 0
-    state = parsed.state if parsed.state is not None else memoryview(b"")
-    assembly = Assembly(layout, n, window_first, len(state))
-    again = bytearray(assembly.size)
-    view = memoryview(again)
-    assembly.write_headers(view)
+    n_state = len(parsed.state) if parsed.state is not None else 0
+    return [_assembled(parsed, Assembly(layout, n, window_first, n_state))]
+
+
+def _assembled(parsed: Parsed, assembly: Assembly) -> memoryview:
+    blob = memoryview(bytearray(assembly.size))
+    assembly.write_headers(blob)
     for cells, target in ((parsed.base, assembly.base), (parsed.window, assembly.window)):
         if cells is None or target is None:
             continue
-        first, last = cells.span()
+        first, last = target.first, target.first + target.count
         middle = (first + last) // 2
         for start, stop in ((first, middle), (middle, last)):
             if stop > start:
-                target.put(view, memoryview(b"".join(cells.rows(start, stop))), (start, stop), start, stop)
-    assembly.state(view)[:] = state
-    return again
+                target.put(blob, memoryview(b"".join(cells.rows(start, stop))), (start, stop), start, stop)
+    if parsed.state is not None:
+        assembly.state(blob)[:] = parsed.state
+    return blob
