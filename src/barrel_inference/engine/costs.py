@@ -72,7 +72,7 @@ class Costs(NamedTuple):
     def after(self, step: Step) -> Costs:
         """With one more step known."""
         if not step.n_prefill:
-            return self._replace(decode_s=_average(self.decode_s, step.elapsed_s))
+            return Costs(self.prefill_s, _average(self.decode_s, step.elapsed_s), self.lines)
         n_rows = step.n_prefill + step.n_decode
         if n_rows < GRAIN:
             return self  # too few to tell

@@ -275,15 +275,14 @@ class Engine:
         counters["steps"] += 1
         counters["batch_sequences"] += len(batch)
         prompts = [row.slice for row in batch if row.generation.state is State.PREFILL]
-        n_prefill, n_decode = sum(len(piece.tokens) for piece in prompts), len(batch) - len(prompts)
-        depth = sum(piece.start * len(piece.tokens) for piece in prompts) / max(1, n_prefill)
-        step = Step(n_prefill, n_decode, depth, elapsed_s)
+        step = _step(prompts, len(batch) - len(prompts), elapsed_s)
         prefill_s = self._costs.prefill_part(step)
         self._costs = self._costs.after(step)
-        counters["prefilled_tokens"] += n_prefill
-        counters["decoded_tokens"] += n_decode
-        counters["prefill_s"] += prefill_s
+        counters["decoded_tokens"] += step.n_decode
         counters["decode_s"] += elapsed_s - prefill_s
+        if prompts:
+            counters["prefilled_tokens"] += step.n_prefill
+            counters["prefill_s"] += prefill_s
 
     # ---- sample
 
@@ -369,6 +368,14 @@ class Engine:
         n_running = len(self._sequences) - n_free
         self._snapshot = Snapshot(n_free, len(self._admission.waiting), n_running, self._snapshot.last_cache)
         self._sink.flush()
+
+
+def _step(prompts: list[Slice], n_decode: int, elapsed_s: float) -> Step:
+    if not prompts:
+        return Step(0, n_decode, 0.0, elapsed_s)
+    n_prefill = sum(len(piece.tokens) for piece in prompts)
+    depth = sum(piece.start * len(piece.tokens) for piece in prompts) / n_prefill
+    return Step(n_prefill, n_decode, depth, elapsed_s)
 
 
 def _view(generation: Generation) -> View:
