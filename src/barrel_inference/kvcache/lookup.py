@@ -199,8 +199,7 @@ class _Search:
     def _probe(self, key: str, kind: ObjectKind) -> tuple[Tier, Name] | None:
         """In the fastest tier that has it."""
         for tier, by_key in self._indices:
-            entry = by_key.get(key)
-            if entry is not None and (name := entry.best(kind, self._cold)) is not None:
+            if (entry := by_key.get(key)) and (name := entry.best(kind, self._cold)):
                 return tier, name
         return None
 

@@ -75,7 +75,7 @@ class Name(NamedTuple):
 
 
 def short(key: bytes) -> str:
-    return key.hex()[:NAME_HEX]
+    return key[: NAME_HEX // 2].hex()
 
 
 def parse_name(file: str) -> Name | None:
