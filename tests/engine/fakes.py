@@ -230,8 +230,8 @@ class FakePlan:
     def length(self) -> int:
         return len(self.tokens)
 
-    def read_all(self) -> None:
-        self.must_read_all = True
+    def read_on(self, *, all_of_it: bool) -> None:
+        self.must_read_all |= all_of_it
 
     def prefill_end(self, n_prompt: int) -> int:
         return n_prompt

@@ -104,6 +104,24 @@ def test_all_parts_are_read_before_it_is_ready_when_others_must_not_wait(
     one.reader.finish(reading)
 
 
+def test_who_reads_slowly_says_so_after_the_first_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barrel_inference.kvcache.reading.PART_TOKENS", 64)
+    one = Setup(tmp_path)
+    found = one.find()
+    for hold_up_s, is_slow in ((100.0, False), (0.1, True)):
+        monkeypatch.setattr("barrel_inference.kvcache.reading.HOLD_UP_S", hold_up_s)
+        medium = one.tier.medium = Held()
+        reading = one.reader.start(found)
+        assert reading is not None and not reading.is_slow
+        time.sleep(0.05)  # seven parts more would take 0.35 s
+        medium.let_go.release(READ_AHEAD)
+        while not reading.ready:
+            time.sleep(0.001)
+        assert reading.is_slow is is_slow
+        medium.let_go.release(10)
+        one.reader.finish(reading)
+
+
 class Held(Medium):
     """Each read waits to be let go."""
 

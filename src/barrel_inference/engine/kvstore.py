@@ -33,8 +33,8 @@ class Plan(Protocol):
     def ready(self) -> bool:
         """``restore`` may be called; it would not wait for a read, or not for long while it has the engine alone."""
 
-    def read_all(self) -> None:
-        """Others run, and must not wait for reads: ``ready`` only when all is read."""
+    def read_on(self, *, all_of_it: bool) -> None:
+        """Before ``ready`` is asked. ``all_of_it``: others run, and must not wait for reads; be ready only then."""
 
     def prefill_end(self, n_prompt: int) -> int:
         """How many of the restored rows equal those of a cold run of the prompt."""
@@ -46,7 +46,7 @@ class NoPlan:
     first_mismatch = None
     ready = True
 
-    def read_all(self) -> None:
+    def read_on(self, *, all_of_it: bool) -> None:
         pass
 
     def prefill_end(self, n_prompt: int) -> int:

@@ -47,7 +47,9 @@ def block_keys(parent: bytes, packed: bytes) -> list[bytes]:
     keys: list[bytes] = []
     step = BLOCK_TOKENS * 4
     for start in range(0, len(packed) - step + 1, step):
-        parent = blake2b(parent + packed[start : start + step], digest_size=KEY_BYTES).digest()  # ``digest``, but faster
+        parent = blake2b(
+            parent + packed[start : start + step], digest_size=KEY_BYTES
+        ).digest()  # ``digest``, but faster
         keys.append(parent)
     return keys
 

@@ -6,6 +6,7 @@ processor's caches already. Fresh memory is read into at a tenth of the speed.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from barrel_inference.kvcache.lookup import Found, Piece
 
 PART_TOKENS = 512
 READ_AHEAD = 3  # parts
+HOLD_UP_S = 1.0  # reads that will take longer must not be waited for between parts
 
 
 class Part(NamedTuple):
@@ -59,6 +61,8 @@ class Reading:
         self._part_bytes = max(part.assembly.size for part in parts)
         self._todo = deque(parts)
         self._filling: deque[Filling] = deque()
+        self._began = time.perf_counter()
+        self._first_s = 0.0  # until the first part was read
         self.prefill_s = 0.0  # what computing the rows given out took when they were saved
 
     def begin(self, n_parts: int = READ_AHEAD) -> bool:
@@ -73,10 +77,16 @@ class Reading:
         self.begin(len(self._todo))
 
     @property
+    def is_slow(self) -> bool:
+        """Who waits between the parts will wait long, by what the first one took."""
+        return self._first_s * len(self._todo) > HOLD_UP_S
+
+    @property
     def ready(self) -> bool:
-        """Of parts that take turns in the same memory the first one is."""
-        filling = list(self._filling)
-        return all(each.is_read for each in (filling[:1] if self._todo else filling))
+        """Of parts that take turns in the same memory the first one is, and known how long it took."""
+        if self._todo:
+            return self._first_s > 0 and self._filling[0].is_read
+        return all(filling.is_read for filling in self._filling)
 
     def blobs(self) -> Iterator[memoryview]:
         """Part by part, each good until the next is asked for. Raises what went wrong (the bad object is given up)."""
@@ -103,4 +113,9 @@ class Reading:
             return
         part = self._todo.popleft()
         blob = buffer[: part.assembly.size]
-        self._filling.append(Filling(buffer, blob, self._begin_part(part, blob)))
+        filling = Filling(buffer, blob, self._begin_part(part, blob))
+        filling.tasks[-1].add_done_callback(self._note)
+        self._filling.append(filling)
+
+    def _note(self, task: Future[float]) -> None:
+        self._first_s = self._first_s or time.perf_counter() - self._began

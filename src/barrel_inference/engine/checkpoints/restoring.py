@@ -58,9 +58,9 @@ class StoredPlan:
         """Whether ``restore`` would not wait for reads that have begun."""
         return self.reading is None or self.reading.ready
 
-    def read_all(self) -> None:
+    def read_on(self, *, all_of_it: bool) -> None:
         with self.lock:
-            if self.reading is not None:
+            if self.reading is not None and (all_of_it or self.reading.is_slow):
                 self.reading.begin_all()
 
     def prefill_end(self, n_prompt: int) -> int:

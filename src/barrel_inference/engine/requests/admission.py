@@ -39,10 +39,10 @@ class Admission:
     def admit(self, alone: Generation | None) -> list[Generation]:
         """Start whoever can be started (only ``alone``, when given); returns them, with their prefix in place."""
         self._keep_found()
-        if not all(s.is_idle for s in self._sequences):
-            for generation in self.waiting:
-                if generation.plan:
-                    generation.plan.read_all()
+        are_others = not all(s.is_idle for s in self._sequences)
+        for generation in self.waiting:
+            if generation.plan:
+                generation.plan.read_on(all_of_it=are_others)
         if not any(s.is_idle for s in self._sequences):
             for generation in self.waiting:
                 generation.is_stale = not generation.has_looked_again
