@@ -84,7 +84,7 @@ async def loaded(
         options.setdefault("context_opts", {"n_ctx": 2048})
         options.setdefault("model_path", chosen.model_path)
         model = await runtime.load_model("bench", **options)
-        await model.complete("Once upon a time", max_tokens=4, cache="off")
+        await model.complete([5, 6, 7], max_tokens=4, cache="off")
         yield model
 
 

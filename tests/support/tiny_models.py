@@ -33,9 +33,15 @@ _TYPE_F32 = 0
 def tiny_model(arch: Arch) -> Path:
     """A GGUF of this architecture, the same bytes each time, for the life of the test process."""
     path = Path(_folder().name) / f"{arch}.gguf"
+    write_model(path, arch)
+    return path
+
+
+def write_model(path: Path, arch: Arch, sizes: dict[str, int] | None = None) -> None:
+    """``sizes``: metadata of the architecture in place of the usual ones."""
     ggml = _ggml()
     metadata = ggml.gguf_init_empty()
-    for key, value in _metadata(arch).items():
+    for key, value in _metadata(arch, sizes or {}).items():
         _set(ggml, metadata, key.encode(), value)
     fill = lib.llama_model_set_tensor_data_t(lambda tensor, _: _fill(ggml, tensor))
     model = lib.llama_model_init_from_user(metadata, fill, None, lib.llama_model_default_params())
@@ -43,7 +49,6 @@ def tiny_model(arch: Arch) -> Path:
     lib.llama_model_save_to_file(model, str(path).encode())
     lib.llama_model_free(model)
     ggml.gguf_free(metadata)
-    return path
 
 
 @functools.cache
@@ -51,7 +56,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="barrel-tiny-")
 
 
-def _metadata(arch: Arch) -> dict[str, Any]:
+def _metadata(arch: Arch, sizes: dict[str, int]) -> dict[str, Any]:
     heads = [N_HEAD, 0] if arch in _PER_LAYER_HEADS else N_HEAD
     own = {
         "vocab_size": N_VOCAB,
@@ -76,7 +81,7 @@ def _metadata(arch: Arch) -> dict[str, Any]:
         del own["attention.sliding_window"], own["attention.sliding_window_pattern"]
     return {
         "general.architecture": arch,
-        **{f"{arch}.{key}": value for key, value in own.items()},
+        **{f"{arch}.{key}": value for key, value in (own | sizes).items()},
         "tokenizer.ggml.model": "test",
         "tokenizer.ggml.tokens": [f"tok_{token}" for token in range(N_VOCAB)],
         "tokenizer.ggml.scores": [0.0] * N_VOCAB,
