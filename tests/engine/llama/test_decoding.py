@@ -91,15 +91,31 @@ def test_without_room_nothing_is_decoded_and_nothing_lost() -> None:
         assert feed(undisturbed, 0, 250, 251) == after
 
 
-def test_a_lost_window_is_noticed_before_decoding() -> None:
-    """llama.cpp cuts a sequence below its window without a word, and the next tokens are wrong."""
+def test_a_cut_far_behind_the_window_leaves_nothing_to_go_on_from() -> None:
     with opened(tiny_model("gemma3"), n_ctx=1024, n_seq_max=1) as backend:
         feed(backend, 0, 0, 600)
         first, last = backend.seq_bounds(0)
         assert 200 < first <= 600 - WINDOW and last == 599
         assert backend.seq_remove(0, 200, -1)
-        with pytest.raises(DecodeError):
+        with pytest.raises(DecodeError, match="ends at -1"):
             backend.decode([piece(0, 200, 201)], None)
+
+
+def test_a_lost_window_is_noticed_before_decoding() -> None:
+    """llama.cpp cuts a sequence below its window without a word, and the next tokens are wrong: to the position."""
+    with opened(tiny_model("gemma3"), n_ctx=1024, n_seq_max=1, n_threads=1, flash_attn=False) as backend:
+        feed(backend, 0, 0, 600)
+        whole = backend.seq_bounds(0)[0] + WINDOW - 1  # the first position whose window is all there
+        assert backend.seq_remove(0, whole, -1)
+        cut = np.frombuffer(feed(backend, 0, whole, whole + 1), np.float32)
+        for lost in (whole - 1, whole - WINDOW // 2):
+            assert backend.seq_remove(0, lost, -1)
+            assert backend.seq_bounds(0)[1] == lost - 1
+            with pytest.raises(DecodeError, match="lost the window"):
+                backend.decode([piece(0, lost, lost + 1)], None)
+        backend.seq_remove(0, 0, -1)
+        feed(backend, 0, 0, whole)
+        assert np.allclose(np.frombuffer(feed(backend, 0, whole, whole + 1), np.float32), cut, atol=1e-3)
 
 
 def test_a_cut_inside_the_window_goes_on_as_if_nothing_had_been() -> None:

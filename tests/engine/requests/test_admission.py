@@ -148,6 +148,16 @@ def test_salts_keep_tenants_apart() -> None:
     assert bench.complete(HEAD, max_tokens=5, salt="a").cache.kind == "live"
 
 
+def test_nobody_waits_for_what_another_tenant_reads() -> None:
+    """It could not be shared, and the wait would tell what the other one asks."""
+    bench = Bench(n_seq_max=2)
+    bench.submit("a", HEAD, max_tokens=5, salt="a")
+    bench.step()
+    bench.submit("b", HEAD, max_tokens=5, salt="b")
+    bench.step()
+    assert bench.results["b"].start == 0
+
+
 # ---- memories that cannot be cut
 
 
