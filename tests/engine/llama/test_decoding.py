@@ -10,6 +10,7 @@ import pytest
 from barrel_inference.config import ContextOpts, LoadOptions, ModelOpts
 from barrel_inference.engine.backend import DecodeStatus, Slice
 from barrel_inference.engine.llama import LlamaBackend
+from barrel_inference.engine.llama.backend import window_start
 from barrel_inference.errors import DecodeError, NoWeightsError
 from tests.engine.llama.opened import feed, opened, tokens
 from tests.support.models import smollm2
@@ -116,6 +117,22 @@ def test_a_lost_window_is_noticed_before_decoding() -> None:
         backend.seq_remove(0, 0, -1)
         feed(backend, 0, 0, whole)
         assert np.allclose(np.frombuffer(feed(backend, 0, whole, whole + 1), np.float32), cut, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "position", "first"),
+    [
+        ("gemma3", 5, 0),
+        ("gemma3", 8191, 0),
+        ("gemma3", 8700, 509),
+        ("llama4", 8191, 0),
+        ("llama4", 8192, 8192),
+        ("llama4", 8700, 8192),
+    ],
+)
+def test_windows_slide_but_those_of_llama4(architecture: str, position: int, first: int) -> None:
+    """A state of a llama4 with 8,700 tokens has window rows from 8,192 on, and goes on exactly."""
+    assert window_start(position, 8192, architecture) == first
 
 
 def test_a_cut_inside_the_window_goes_on_as_if_nothing_had_been() -> None:
