@@ -179,6 +179,21 @@ def test_an_abort_does_not_end_the_next_embedding() -> None:
     backend.close()
 
 
+class Unchecked(LlamaBackend):
+    """Gives llama.cpp whatever it is given."""
+
+    def _check(self, slices: list[Slice]) -> None:
+        pass
+
+
+def test_what_llama_cpp_refuses_itself_is_a_failure() -> None:
+    options = LoadOptions(id="m", model_path=str(tiny_model("llama")), context_opts=ContextOpts(n_ctx=256))
+    backend = Unchecked(options)
+    for wrong in (Slice(0, 0, (N_VOCAB,), True), Slice(0, 0, (-1,), True)):
+        assert backend.decode([wrong], None) is DecodeStatus.FAILED
+    backend.close()
+
+
 def test_a_tokenizer_does_not_decode() -> None:
     options = LoadOptions(id="m", model_path=str(smollm2()), model_opts=ModelOpts(vocab_only=True))
     backend = LlamaBackend(options)
