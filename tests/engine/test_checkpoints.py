@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from barrel_inference.config import Policy
+from barrel_inference.engine.checkpoints import open_checkpoints
 from barrel_inference.engine.sequence import Sequence
 from barrel_inference.errors import ConfigError, TierUnusableError
 from tests.kvcache.fake_backend import FakeBackend
@@ -274,3 +276,44 @@ def test_a_model_that_does_not_restore_exactly_gets_no_cache(tmp_path: Path) -> 
     assert opened.layout == "off"
     assert "self-test" in opened.verdict
     assert opened.find(PROMPT).length == 0
+
+
+class Forgetful(FakeBackend):
+    """Takes every state, and loses a bit of it."""
+
+    def state_write(self, seq: int, blob: memoryview) -> bool:
+        lossy = bytearray(blob)
+        lossy[-1] ^= 1
+        return super().state_write(seq, memoryview(lossy))
+
+
+@pytest.mark.parametrize(("kind", "facts"), LAYOUTS)
+def test_a_model_that_comes_back_a_bit_different_gets_no_cache(
+    tmp_path: Path, kind: str, facts: dict[str, object]
+) -> None:
+    for _ in range(2):  # a failure is not remembered as a success
+        opened = open_on(Forgetful(kind, **facts), options(spec(tmp_path)))
+        assert opened.layout == "off"
+        assert "logits after a restore differ" in opened.verdict
+    assert runner(tmp_path, kind, **facts).checkpoints.verdict == "exact"
+
+
+def test_what_is_found_is_told_once_for_each_request(tmp_path: Path) -> None:
+    """The janitor counts hits by it, and spares what somebody waits for."""
+    told: list[tuple[str, tuple[str, ...]]] = []
+    backend = FakeBackend()
+    opened = open_checkpoints(
+        backend,
+        options(spec(tmp_path)),
+        need_room=lambda tier, n: None,
+        touched=lambda tier, keys: told.append((tier, keys)),
+        clock=time.monotonic,
+    )
+    Runner(backend, opened).run(PROMPT)
+    assert told == []
+    for _ in range(2):
+        opened.release(opened.find(PROMPT))
+    (tier, keys), again = told
+    assert tier == "disk" and (tier, keys) == again
+    assert set(keys) <= {path.name[33:65] for path in tmp_path.glob("*/??/*")} and len(set(keys)) == len(keys) == 8
+    opened.close()
