@@ -195,6 +195,42 @@ def test_a_refused_state_is_a_miss_and_leaves_the_sequence_empty(tmp_path: Path)
     assert one.backend.seq_bounds(0) == (-1, -1)
 
 
+class Losing(FakeBackend):
+    """Says that a state is in place, and has lost some positions of it."""
+
+    lost: tuple[int, int] | None = None
+
+    def state_write(self, seq: int, blob: memoryview) -> bool:
+        is_written = super().state_write(seq, blob)
+        if self.lost is not None:
+            for cache in self._caches():
+                cache.remove(seq, *self.lost)
+        return is_written
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [
+        ("plain", (498, 499)),
+        ("plain", (0, 1)),
+        ("swa", (498, 499)),
+        ("swa", (0, 401)),  # position 499 looks back to 400
+    ],
+)
+def test_a_state_with_other_positions_than_were_restored_is_a_miss(
+    tmp_path: Path, kind: str, lost: tuple[int, int]
+) -> None:
+    backend = Losing(kind, n_swa=100 if kind == "swa" else 0)
+    one = Runner(backend, open_on(backend, options(spec(tmp_path))))
+    one.run(PROMPT)
+    backend.lost = lost
+    plan = one.checkpoints.find(PROMPT)
+    assert plan.length == len(PROMPT) - 1
+    assert one.checkpoints.restore(plan, 0) == 0
+    assert one.backend.seq_bounds(0) == (-1, -1)
+    assert one.checkpoints.counters["restore_failed"] == 1
+
+
 def test_replay_restores_only_at_its_cuts(tmp_path: Path) -> None:
     one = runner(tmp_path)
     one.run(PROMPT)

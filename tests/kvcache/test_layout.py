@@ -129,6 +129,26 @@ def test_another_shape_is_refused() -> None:
         layout.parse(memoryview(blob_of(filled("plain", 3, v_trans=True), 0)))
 
 
+@pytest.mark.parametrize("kind", ["plain", "swa"])
+def test_a_state_that_goes_on_is_refused(kind: str) -> None:
+    """By a layout that knows of no more; it may be that of a model with a further section."""
+    blob = blob_of(filled(kind, 3), 0)
+    layout = detect(memoryview(blob), n_swa=40)
+    for more in (b"\0", bytes(64)):
+        with pytest.raises(LayoutError, match="left over"):
+            layout.parse(memoryview(blob + more))
+    assert detect(memoryview(blob + b"\0"), n_swa=40).kind == "whole"
+
+
+def test_a_state_of_several_streams_is_refused() -> None:
+    blob = bytearray(blob_of(filled("plain", 3), 0))
+    layout = detect(memoryview(bytes(blob)), n_swa=0)
+    blob[8] = 2  # behind magic and sequence
+    with pytest.raises(LayoutError, match="2 streams"):
+        layout.parse(memoryview(blob))
+    assert detect(memoryview(blob), n_swa=0).kind == "whole"
+
+
 def test_damaged_states_never_crash() -> None:
     rng = random.Random(1)
     for kind in ("plain", "swa", "hybrid", "hybrid_swa", "recurrent"):
