@@ -90,6 +90,20 @@ def test_states_are_kept_at_message_ends(tmp_path: Path, kind: str) -> None:
         assert same(warm, cold(kind, edited, 1, **facts))
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+def test_states_of_two_ends_in_one_block_are_told_apart(tmp_path: Path, kind: str) -> None:
+    """By their tokens: at the same position, behind the same block."""
+    one = runner(tmp_path, kind)
+    ends = [[*PROMPT[:192], *range(start, start + 8)] for start in (600, 700, 800)]
+    for prompt in ends[:2]:
+        one.run(prompt)
+    for prompt, restored in zip(ends, (200, 200, 192), strict=True):
+        warm = one.run([*prompt, 5], 2, cache="read")
+        assert warm.restored == restored
+        assert same(warm, cold(kind, [*prompt, 5], 2))
+    assert one.checkpoints.counters["corrupt"] == 0
+
+
 @pytest.mark.parametrize(("kind", "facts"), LAYOUTS)
 def test_nothing_is_written_twice(tmp_path: Path, kind: str, facts: dict[str, object]) -> None:
     one = runner(tmp_path, kind, **facts)
