@@ -267,6 +267,18 @@ def test_a_shorter_find_than_wanted_is_a_miss(tmp_path: Path) -> None:
     one.checkpoints.release(plan)
 
 
+@pytest.mark.parametrize(("salt", "is_read"), [("a", False), ("b", True)])
+def test_what_the_context_holds_is_not_read_ahead_unless_it_is_another_tenants(
+    tmp_path: Path, salt: str, is_read: bool
+) -> None:
+    one = runner(tmp_path)
+    one.run(PROMPT, salt="a")
+    one.checkpoints.after_step(Sequence(0, tokens=list(PROMPT), salt=salt, cache="off"))
+    plan = one.checkpoints.find(PROMPT, salt="a")
+    assert (plan.length, plan.reading is not None) == (len(PROMPT) - 1, is_read)
+    one.checkpoints.release(plan)
+
+
 def test_what_may_be_shared_in_place() -> None:
     backend = FakeBackend("swa", n_swa=100)
     checkpoints = open_on(backend, options())
