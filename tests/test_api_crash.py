@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from barrel_inference import AsyncModel, AsyncRuntime, RuntimeConfig
+from barrel_inference import AsyncModel, AsyncRuntime, RuntimeConfig, TierSpec
 from barrel_inference.errors import NotLoadedError, WorkerDiedError
 from barrel_inference.types import Completion
 from tests.support.waiting import eventually
@@ -155,6 +155,19 @@ async def test_unloading_cancels_what_runs_or_waits_for_it(runtime: AsyncRuntime
         await runtime.unload("m")
 
 
+async def test_an_unload_writes_what_is_not_written_yet(tmp_path: Path) -> None:
+    """At the end of a request all of a long prompt waits to be written, and the unload comes right behind it."""
+    disk = TierSpec(name="disk", kind="disk", path=str(tmp_path / "disk"), quota_bytes=1 << 30)
+    load: dict[str, Any] = {"backend": "stub", "tier": "disk", "tier_srv": "disk", "context_opts": {"n_ctx": 40_000}}
+    prompt = [1 + i % 200 for i in range(30_000)]
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path), tiers=(disk,))) as runtime:
+        model = await runtime.load_model("m", policy={"cold_max_tokens": 64}, **load)
+        await model.prefill(prompt)
+        await runtime.unload("m")
+        model = await runtime.load_model("m", **load)
+        assert (await model.lookup(prompt)).cached_tokens == len(prompt) - 1
+
+
 async def draining(
     runtime: AsyncRuntime, n_tokens: int
 ) -> tuple[AsyncModel, asyncio.Task[Completion], asyncio.Task[None]]:
@@ -227,6 +240,39 @@ async def test_no_orphan_outlives_its_parent_and_its_tier_is_swept(tmp_path: Pat
         await runtime.load_model(backend="stub")
         assert not left_behind[0].exists()
     assert list(tmp_path.glob("*/*")) == []
+
+
+FORKS = """
+import asyncio, os, sys, time
+import barrel_inference as bi
+
+async def main():
+    async with bi.AsyncRuntime(bi.RuntimeConfig(ram_dir=sys.argv[1])) as runtime:
+        model = await runtime.load_model(backend="stub")
+        sibling = os.fork()
+        if not sibling:
+            time.sleep(3600)
+        print(model.info().worker_pid, sibling, flush=True)
+        await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+async def test_a_worker_ends_with_its_parent_also_while_a_fork_of_that_keeps_its_socket(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", FORKS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = (await asyncio.to_thread(parent.stdout.readline)).split()
+    worker, sibling = (psutil.Process(int(pid)) for pid in pids)
+    parent.kill()
+    parent.wait()
+    try:
+        assert sibling.is_running()
+        await eventually(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        sibling.kill()
+        parent.stdout.close()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from barrel_inference.aio import loading
 from barrel_inference.config import LoadArguments, LoadOptions, RuntimeConfig
 from barrel_inference.errors import InvalidModelError
-from barrel_inference.fingerprint import Fingerprints
+from barrel_inference.fingerprint import Fingerprints, check_identity, identity
 from tests.support.gguf_file import write_gguf
 from tests.support.tiny_files import tiny_lora
 from tests.support.tiny_models import tiny_model
@@ -57,6 +57,16 @@ def test_an_adapter_enters_the_options_with_its_digest(tmp_path: Path) -> None:
     adapter = tiny_lora(tmp_path / "a.gguf")
     ((path, scale, digest),) = resolved(tmp_path, adapter).lora
     assert (path, scale, len(digest)) == (str(adapter), 0.5, 64)
+
+
+def test_a_worker_is_told_which_files_the_fingerprints_are_of(tmp_path: Path) -> None:
+    """It loads no others, however long after that a crash makes it load them again."""
+    adapter = tiny_lora(tmp_path / "a.gguf")
+    files = resolved(tmp_path, adapter).files
+    assert files == tuple((str(path), identity(path)) for path in (tiny_model("llama"), adapter))
+    adapter.write_bytes(adapter.read_bytes())
+    with pytest.raises(InvalidModelError):
+        check_identity(files)
 
 
 @pytest.mark.parametrize("kept", [0, 3, 23, 100, 500, 0.9])

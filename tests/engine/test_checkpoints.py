@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from barrel_inference.config import Policy
+from barrel_inference.engine.checkpoints import open_checkpoints
 from barrel_inference.engine.sequence import Sequence
 from barrel_inference.errors import ConfigError, TierUnusableError
 from tests.kvcache.fake_backend import FakeBackend
@@ -86,6 +88,20 @@ def test_states_are_kept_at_message_ends(tmp_path: Path, kind: str) -> None:
         warm = one.run(edited, 1, cache="read")
         assert warm.restored == restored
         assert same(warm, cold(kind, edited, 1, **facts))
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+def test_states_of_two_ends_in_one_block_are_told_apart(tmp_path: Path, kind: str) -> None:
+    """By their tokens: at the same position, behind the same block."""
+    one = runner(tmp_path, kind)
+    ends = [[*PROMPT[:192], *range(start, start + 8)] for start in (600, 700, 800)]
+    for prompt in ends[:2]:
+        one.run(prompt)
+    for prompt, restored in zip(ends, (200, 200, 192), strict=True):
+        warm = one.run([*prompt, 5], 2, cache="read")
+        assert warm.restored == restored
+        assert same(warm, cold(kind, [*prompt, 5], 2))
+    assert one.checkpoints.counters["corrupt"] == 0
 
 
 @pytest.mark.parametrize(("kind", "facts"), LAYOUTS)
@@ -193,6 +209,42 @@ def test_a_refused_state_is_a_miss_and_leaves_the_sequence_empty(tmp_path: Path)
     assert one.backend.seq_bounds(0) == (-1, -1)
 
 
+class Losing(FakeBackend):
+    """Says that a state is in place, and has lost some positions of it."""
+
+    lost: tuple[int, int] | None = None
+
+    def state_write(self, seq: int, blob: memoryview) -> bool:
+        is_written = super().state_write(seq, blob)
+        if self.lost is not None:
+            for cache in self._caches():
+                cache.remove(seq, *self.lost)
+        return is_written
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [
+        ("plain", (498, 499)),
+        ("plain", (0, 1)),
+        ("swa", (498, 499)),
+        ("swa", (0, 401)),  # position 499 looks back to 400
+    ],
+)
+def test_a_state_with_other_positions_than_were_restored_is_a_miss(
+    tmp_path: Path, kind: str, lost: tuple[int, int]
+) -> None:
+    backend = Losing(kind, n_swa=100 if kind == "swa" else 0)
+    one = Runner(backend, open_on(backend, options(spec(tmp_path))))
+    one.run(PROMPT)
+    backend.lost = lost
+    plan = one.checkpoints.find(PROMPT)
+    assert plan.length == len(PROMPT) - 1
+    assert one.checkpoints.restore(plan, 0) == 0
+    assert one.backend.seq_bounds(0) == (-1, -1)
+    assert one.checkpoints.counters["restore_failed"] == 1
+
+
 def test_replay_restores_only_at_its_cuts(tmp_path: Path) -> None:
     one = runner(tmp_path)
     one.run(PROMPT)
@@ -212,6 +264,18 @@ def test_a_shorter_find_than_wanted_is_a_miss(tmp_path: Path) -> None:
     assert one.checkpoints.find(PROMPT, at_least=300).length == 0
     plan = one.checkpoints.find(PROMPT, at_least=299)
     assert plan.length == 300
+    one.checkpoints.release(plan)
+
+
+@pytest.mark.parametrize(("salt", "is_read"), [("a", False), ("b", True)])
+def test_what_the_context_holds_is_not_read_ahead_unless_it_is_another_tenants(
+    tmp_path: Path, salt: str, is_read: bool
+) -> None:
+    one = runner(tmp_path)
+    one.run(PROMPT, salt="a")
+    one.checkpoints.after_step(Sequence(0, tokens=list(PROMPT), salt=salt, cache="off"))
+    plan = one.checkpoints.find(PROMPT, salt="a")
+    assert (plan.length, plan.reading is not None) == (len(PROMPT) - 1, is_read)
     one.checkpoints.release(plan)
 
 
@@ -274,3 +338,44 @@ def test_a_model_that_does_not_restore_exactly_gets_no_cache(tmp_path: Path) -> 
     assert opened.layout == "off"
     assert "self-test" in opened.verdict
     assert opened.find(PROMPT).length == 0
+
+
+class Forgetful(FakeBackend):
+    """Takes every state, and loses a bit of it."""
+
+    def state_write(self, seq: int, blob: memoryview) -> bool:
+        lossy = bytearray(blob)
+        lossy[-1] ^= 1
+        return super().state_write(seq, memoryview(lossy))
+
+
+@pytest.mark.parametrize(("kind", "facts"), LAYOUTS)
+def test_a_model_that_comes_back_a_bit_different_gets_no_cache(
+    tmp_path: Path, kind: str, facts: dict[str, object]
+) -> None:
+    for _ in range(2):  # a failure is not remembered as a success
+        opened = open_on(Forgetful(kind, **facts), options(spec(tmp_path)))
+        assert opened.layout == "off"
+        assert "logits after a restore differ" in opened.verdict
+    assert runner(tmp_path, kind, **facts).checkpoints.verdict == "exact"
+
+
+def test_what_is_found_is_told_once_for_each_request(tmp_path: Path) -> None:
+    """The janitor counts hits by it, and spares what somebody waits for."""
+    told: list[tuple[str, tuple[str, ...]]] = []
+    backend = FakeBackend()
+    opened = open_checkpoints(
+        backend,
+        options(spec(tmp_path)),
+        need_room=lambda tier, n: None,
+        touched=lambda tier, keys: told.append((tier, keys)),
+        clock=time.monotonic,
+    )
+    Runner(backend, opened).run(PROMPT)
+    assert told == []
+    for _ in range(2):
+        opened.release(opened.find(PROMPT))
+    (tier, keys), again = told
+    assert tier == "disk" and (tier, keys) == again
+    assert set(keys) <= {path.name[33:65] for path in tmp_path.glob("*/??/*")} and len(set(keys)) == len(keys) == 8
+    opened.close()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from barrel_inference.config import ContextOpts, LoadOptions, Policy
 from barrel_inference.engine.backend import DecodeStatus, Slice
 from barrel_inference.engine.llama import LlamaBackend
+from barrel_inference.kvcache.layout import detect
 from barrel_inference.kvcache.record import FIXED
 from tests.kvcache.harness import Runner, open_on, spec
 from tests.support.tiny_models import ARCHS, N_VOCAB, WINDOW, Arch, tiny_model
@@ -179,6 +180,40 @@ def test_mistake_20_the_last_token_decoded_again(tmp_path: Path, arch: Arch) -> 
             assert equal(warm.logits, cold.logits), n
             restored += warm.restored > 0
         assert restored > 15 if arch == "llama" else restored == 0
+
+
+@pytest.mark.parametrize("flash_attn", [True, False])
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_rows_are_found_wherever_their_cells_lie(tmp_path: Path, arch: Arch, flash_attn: bool) -> None:
+    """Cells that another sequence gave back are used for later positions: llama.cpp lists them in memory order."""
+    with loaded(arch, tmp_path, flash_attn=flash_attn) as one:
+        backend = one.backend
+
+        def state(seq: int) -> memoryview:
+            blob = memoryview(bytearray(backend.state_size(seq)))
+            return blob[: backend.state_read(seq, blob)]
+
+        def row(seq: int, position: int) -> list[bytes]:
+            parsed = layout.parse(state(seq))
+            found = (cells.rows(position, position + 1) for cells in (parsed.base, parsed.window) if cells is not None)
+            return [b"".join(pieces) for pieces in found]
+
+        def grow(seq: int, start: int, stop: int) -> None:
+            assert backend.decode([Slice(seq, start, tuple(TOKENS[start:stop]), False)], None) is DecodeStatus.OK
+
+        grow(0, 0, 20)
+        layout = detect(state(0), n_swa=backend.info.n_swa)
+        grow(backend.scratch, 0, 20)
+        grow(0, 20, 40)
+        backend.seq_remove(backend.scratch, 0, -1)
+        grow(0, 40, 70)
+        base = layout.parse(state(0)).base
+        assert base is not None
+        assert base.positions.tolist() == [*range(20), *range(40, 60), *range(20, 40), *range(60, 70)]
+        for position in (0, 19, 20, 39, 40, 59, 60, 69):
+            backend.seq_copy(0, backend.scratch, position, position + 1)
+            assert row(0, position) == row(backend.scratch, position)
+            backend.seq_remove(backend.scratch, 0, -1)
 
 
 class Watched(LlamaBackend):

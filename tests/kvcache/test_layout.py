@@ -22,12 +22,22 @@ def blob_of(backend: FakeBackend, seq: int) -> bytes:
 
 def filled(kind: str, n: int, *, n_swa: int = 40, v_trans: bool = False, holes: bool = False) -> FakeBackend:
     backend = FakeBackend(kind, n_swa=n_swa, v_trans=v_trans)
-    if holes:  # another sequence's cells are freed and reused: memory order is no longer position order
-        backend.decode([Slice(0, 0, tuple(range(7)), False), Slice(1, 0, tuple(range(9)), False)], None)
-        backend.seq_remove(0, 0, -1)
-    if n:
-        backend.decode([Slice(0, 0, tuple(range(100, 100 + n)), False)], None)
+    tokens, cuts = tuple(range(100, 100 + n)), (n // 4, n // 2, n) if holes else (n,)
+    start = 0
+    for cut in cuts:
+        if cut > start:
+            backend.decode([Slice(0, start, tokens[start:cut], False)], None)
+        start = cut
+        if cut == n // 4:  # another sequence's cells lie between; when they are freed, later positions get them
+            backend.decode([Slice(1, 0, tuple(range(9)), False)], None)
+        else:
+            backend.seq_remove(1, 0, -1)
     return backend
+
+
+def held(backend: FakeBackend, seq: int) -> list[dict[int, tuple[bytes, ...]]]:
+    """The rows by position, as a state holds them."""
+    return [{cell.pos: cell.rows for cell in cache.kept(seq)} for cache in (backend.base, backend.window) if cache]
 
 
 def rebuild(layout: Layout, blob: bytes, cuts: list[int], n: int) -> bytes:
@@ -90,11 +100,26 @@ def test_pieces_make_the_same_state(kind: str, v_trans: bool, holes: bool, n: in
     backend = filled(kind, n, v_trans=v_trans, holes=holes)
     blob = blob_of(backend, 0)
     layout = detect(memoryview(blob), n_swa=backend.info.n_swa)
-    again = rebuild(layout, blob, cuts, n)
+    again, rows = rebuild(layout, blob, cuts, n), held(backend, 0)
     if not holes:
         assert again == blob
     assert backend.state_write(0, memoryview(again))
+    assert held(backend, 0) == rows
     assert rebuild(layout, blob_of(backend, 0), [], n) == again
+
+
+@pytest.mark.parametrize("v_trans", [False, True])
+def test_cells_need_not_lie_in_the_order_of_their_positions(v_trans: bool) -> None:
+    backend = filled("plain", 80, v_trans=v_trans, holes=True)
+    cells = detect(memoryview(blob_of(backend, 0)), n_swa=0)
+    base = cells.parse(memoryview(blob_of(backend, 0))).base
+    assert base is not None
+    assert base.positions.tolist() == [*range(20), *range(40, 49), *range(20, 40), *range(49, 80)]
+    other = filled("plain", 80, v_trans=v_trans)
+    straight = cells.parse(memoryview(blob_of(other, 0))).base
+    assert straight is not None
+    for start, stop in ((0, 80), (0, 64), (18, 44), (45, 52), (60, 61)):
+        assert b"".join(base.rows(start, stop)) == b"".join(straight.rows(start, stop))
 
 
 @pytest.mark.parametrize("v_trans", [False, True])
@@ -127,6 +152,26 @@ def test_another_shape_is_refused() -> None:
     layout = detect(memoryview(blob_of(filled("plain", 3), 0)), n_swa=0)
     with pytest.raises(LayoutError):
         layout.parse(memoryview(blob_of(filled("plain", 3, v_trans=True), 0)))
+
+
+@pytest.mark.parametrize("kind", ["plain", "swa"])
+def test_a_state_that_goes_on_is_refused(kind: str) -> None:
+    """By a layout that knows of no more; it may be that of a model with a further section."""
+    blob = blob_of(filled(kind, 3), 0)
+    layout = detect(memoryview(blob), n_swa=40)
+    for more in (b"\0", bytes(64)):
+        with pytest.raises(LayoutError, match="left over"):
+            layout.parse(memoryview(blob + more))
+    assert detect(memoryview(blob + b"\0"), n_swa=40).kind == "whole"
+
+
+def test_a_state_of_several_streams_is_refused() -> None:
+    blob = bytearray(blob_of(filled("plain", 3), 0))
+    layout = detect(memoryview(bytes(blob)), n_swa=0)
+    blob[8] = 2  # behind magic and sequence
+    with pytest.raises(LayoutError, match="2 streams"):
+        layout.parse(memoryview(blob))
+    assert detect(memoryview(blob), n_swa=0).kind == "whole"
 
 
 def test_damaged_states_never_crash() -> None:

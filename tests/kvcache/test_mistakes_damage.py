@@ -148,6 +148,19 @@ def test_mistake_05_another_s_tokens_under_the_same_key(tmp_path: Path) -> None:
     assert again.checkpoints.counters["corrupt"] == 1
 
 
+@pytest.mark.parametrize("kind", ["block", "tail"])
+def test_mistake_05_generated_rows_under_the_name_of_prefilled_ones(tmp_path: Path, kind: str) -> None:
+    """Cold runs take only what was prefilled, and go by the name."""
+    said = runner(tmp_path).run(PROMPT[:100], 120).tokens
+    for path in [path for path in objects(tmp_path, kind) if path.name.endswith(".g")]:
+        path.rename(path.with_suffix(".p"))
+    again = runner(tmp_path)
+    cold_backend = FakeBackend()
+    cold = Runner(cold_backend, open_on(cold_backend, options())).run([*said, 5])
+    assert same(again.run([*said, 5], cache="read"), cold)
+    assert again.checkpoints.counters["corrupt"] == 1
+
+
 def test_a_file_that_is_gone_is_a_miss(tmp_path: Path) -> None:
     one = runner(tmp_path)
     whole = one.run(PROMPT)

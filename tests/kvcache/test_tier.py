@@ -96,6 +96,23 @@ def test_nothing_is_written_beyond_the_quota(tmp_path: Path) -> None:
     assert tier.put(NS, name(9), [b"x"])
 
 
+class Coarse(Medium):
+    """A file system that allocates 64 KiB at a time."""
+
+    def write(self, path: Path, parts: Sequence[memoryview | bytes]) -> int:
+        super().write(path, parts)
+        return 1 << 16
+
+
+def test_what_a_file_system_allocates_beyond_its_pages_counts(tmp_path: Path) -> None:
+    tier = Tier(spec(tmp_path, quota_bytes=1 << 17), Coarse())
+    for i in range(2):
+        tier.put(NS, name(i), [b"x"])
+    assert tier.quota.used() == 1 << 17
+    with pytest.raises(NoRoomError):
+        tier.put(NS, name(9), [b"x"])
+
+
 class Failing(Medium):
     def __init__(self, step: str, code: int) -> None:
         self.step, self.code = step, code

@@ -10,6 +10,7 @@ import pytest
 from barrel_inference.config import ContextOpts, LoadOptions, ModelOpts
 from barrel_inference.engine.backend import DecodeStatus, Slice
 from barrel_inference.engine.llama import LlamaBackend
+from barrel_inference.engine.llama.backend import window_start
 from barrel_inference.errors import DecodeError, NoWeightsError
 from tests.engine.llama.opened import feed, opened, tokens
 from tests.support.models import smollm2
@@ -91,15 +92,47 @@ def test_without_room_nothing_is_decoded_and_nothing_lost() -> None:
         assert feed(undisturbed, 0, 250, 251) == after
 
 
-def test_a_lost_window_is_noticed_before_decoding() -> None:
-    """llama.cpp cuts a sequence below its window without a word, and the next tokens are wrong."""
+def test_a_cut_far_behind_the_window_leaves_nothing_to_go_on_from() -> None:
     with opened(tiny_model("gemma3"), n_ctx=1024, n_seq_max=1) as backend:
         feed(backend, 0, 0, 600)
         first, last = backend.seq_bounds(0)
         assert 200 < first <= 600 - WINDOW and last == 599
         assert backend.seq_remove(0, 200, -1)
-        with pytest.raises(DecodeError):
+        with pytest.raises(DecodeError, match="ends at -1"):
             backend.decode([piece(0, 200, 201)], None)
+
+
+def test_a_lost_window_is_noticed_before_decoding() -> None:
+    """llama.cpp cuts a sequence below its window without a word, and the next tokens are wrong: to the position."""
+    with opened(tiny_model("gemma3"), n_ctx=1024, n_seq_max=1, n_threads=1, flash_attn=False) as backend:
+        feed(backend, 0, 0, 600)
+        whole = backend.seq_bounds(0)[0] + WINDOW - 1  # the first position whose window is all there
+        assert backend.seq_remove(0, whole, -1)
+        cut = np.frombuffer(feed(backend, 0, whole, whole + 1), np.float32)
+        for lost in (whole - 1, whole - WINDOW // 2):
+            assert backend.seq_remove(0, lost, -1)
+            assert backend.seq_bounds(0)[1] == lost - 1
+            with pytest.raises(DecodeError, match="lost the window"):
+                backend.decode([piece(0, lost, lost + 1)], None)
+        backend.seq_remove(0, 0, -1)
+        feed(backend, 0, 0, whole)
+        assert np.allclose(np.frombuffer(feed(backend, 0, whole, whole + 1), np.float32), cut, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "position", "first"),
+    [
+        ("gemma3", 5, 0),
+        ("gemma3", 8191, 0),
+        ("gemma3", 8700, 509),
+        ("llama4", 8191, 0),
+        ("llama4", 8192, 8192),
+        ("llama4", 8700, 8192),
+    ],
+)
+def test_windows_slide_but_those_of_llama4(architecture: str, position: int, first: int) -> None:
+    """A state of a llama4 with 8,700 tokens has window rows from 8,192 on, and goes on exactly."""
+    assert window_start(position, 8192, architecture) == first
 
 
 def test_a_cut_inside_the_window_goes_on_as_if_nothing_had_been() -> None:
@@ -143,6 +176,21 @@ def test_an_abort_does_not_end_the_next_embedding() -> None:
     assert backend.decode([Slice(0, 0, tuple(range(1000, 2000)), True)], 0.02) is DecodeStatus.ABORTED
     backend.rebuild()
     assert len(backend.embed([[1, 2, 3]])) == 1
+    backend.close()
+
+
+class Unchecked(LlamaBackend):
+    """Gives llama.cpp whatever it is given."""
+
+    def _check(self, slices: list[Slice]) -> None:
+        pass
+
+
+def test_what_llama_cpp_refuses_itself_is_a_failure() -> None:
+    options = LoadOptions(id="m", model_path=str(tiny_model("llama")), context_opts=ContextOpts(n_ctx=256))
+    backend = Unchecked(options)
+    for wrong in (Slice(0, 0, (N_VOCAB,), True), Slice(0, 0, (-1,), True)):
+        assert backend.decode([wrong], None) is DecodeStatus.FAILED
     backend.close()
 
 

@@ -116,6 +116,15 @@ def test_embedding_disturbs_no_resident_sequence(arch: Any) -> None:
     assert second_logits(lambda backend: backend.embed(INPUTS)) == second_logits(lambda backend: None)
 
 
+def test_after_an_embedding_only_what_is_asked_for_is_computed() -> None:
+    """While llama.cpp is to give token vectors, it computes the logits of every token as well."""
+    with opened(tiny_model("llama")) as backend:
+        backend.embed(INPUTS)
+        assert backend.decode([Slice(0, 0, (1, 2, 3), want_logits=False)], None) is DecodeStatus.OK
+        with pytest.raises(DecodeError, match="no logits"):
+            backend.logits(0)
+
+
 def test_a_ranking_context_does_not_embed() -> None:
     with (
         opened(tiny_model("llama"), embeddings=True, pooling="rank") as backend,

@@ -56,6 +56,18 @@ def test_adapters_add_up(tmp_path: Path) -> None:
     assert np.allclose(twice, logits_with((adapter, 1.0)), atol=1e-2)
 
 
+def test_adapters_are_loaded_in_one_order_however_they_are_named(tmp_path: Path) -> None:
+    """They have one namespace in any order, and a sum depends on it in the last bits."""
+    adapters = [(str(tiny_lora(tmp_path / f"{name}.gguf")), scale, name) for name, scale in (("b", 1.0), ("a", 0.5))]
+    for lora in (adapters, adapters[::-1]):
+        options = LoadOptions(
+            id="m", model_path=str(tiny_model("llama")), context_opts=ContextOpts(n_ctx=256), lora=tuple(lora)
+        )
+        backend = LlamaBackend(options)
+        assert [scale for _, scale in backend._weights.adapters] == [0.5, 1.0]
+        backend.close()
+
+
 def test_a_rebuilt_context_keeps_its_adapters(tmp_path: Path) -> None:
     backend = opened((tiny_lora(tmp_path / "a.gguf"), 1.0))
     before = logits(backend)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from barrel_inference.engine.kvstore import KVStore
 from barrel_inference.engine.requests.prefix import common_prefix
-from tests.engine.fakes import Bench, tokens
+from tests.engine.fakes import Bench, FakeBackend, tokens
 
 HEAD = tokens(1000)
 
@@ -44,6 +45,24 @@ def test_an_edit_in_the_middle_reuses_what_is_before_it() -> None:
     edited = [*HEAD[:500], 255 - HEAD[500], *HEAD[501:]]
     done = bench.complete(edited, max_tokens=10)
     assert (done.cache.restored_tokens, done.cache.first_mismatch) == (500, 500)
+    assert done.tokens == Bench().complete(edited, max_tokens=10).tokens
+
+
+class Uncuttable(FakeBackend):
+    """Has a memory that cannot be cut, and nothing says so before it is tried."""
+
+    def seq_remove(self, seq: int, start: int, stop: int) -> bool:
+        return super().seq_remove(seq, start, stop) if not start else False
+
+
+def test_mistake_11_what_cannot_be_cut_is_read_again() -> None:
+    bench = Bench()
+    backend = Uncuttable(bench.clock, n_seq_max=1)
+    bench.run_on(backend, KVStore(backend)).backend = backend
+    bench.complete(HEAD, max_tokens=10)
+    edited = [*HEAD[:500], 255 - HEAD[500], *HEAD[501:]]
+    done = bench.complete(edited, max_tokens=10)
+    assert (done.cache.kind, done.cache.restored_tokens, backend.rebuilds) == ("cold", 0, 0)
     assert done.tokens == Bench().complete(edited, max_tokens=10).tokens
 
 
@@ -146,6 +165,16 @@ def test_salts_keep_tenants_apart() -> None:
     bench.complete(HEAD, max_tokens=5, salt="a")
     assert bench.complete(HEAD, max_tokens=5, salt="b").cache.kind == "cold"
     assert bench.complete(HEAD, max_tokens=5, salt="a").cache.kind == "live"
+
+
+def test_nobody_waits_for_what_another_tenant_reads() -> None:
+    """It could not be shared, and the wait would tell what the other one asks."""
+    bench = Bench(n_seq_max=2)
+    bench.submit("a", HEAD, max_tokens=5, salt="a")
+    bench.step()
+    bench.submit("b", HEAD, max_tokens=5, salt="b")
+    bench.step()
+    assert bench.results["b"].start == 0
 
 
 # ---- memories that cannot be cut

@@ -117,8 +117,7 @@ class LlamaBackend:
         n_swa = self.info.n_swa
         if not n_swa or self.info.is_hybrid:  # a hybrid's bounds are those of its recurrent state
             return
-        is_chunked = self.info.architecture == "llama4"
-        needed = start // n_swa * n_swa if is_chunked else max(0, start - n_swa + 1)
+        needed = window_start(start, n_swa, self.info.architecture)
         if int(lib.llama_memory_seq_pos_min(self._memory, seq)) > needed:
             raise DecodeError(f"sequence {seq} has lost the window before position {start}")
 
@@ -214,6 +213,12 @@ class LlamaBackend:
             lib.llama_free(self._context)
             self._context = None
         self._weights.close()
+
+
+def window_start(position: int, n_swa: int, architecture: str) -> int:
+    """The first position that the token at ``position`` attends to; llama4's windows do not slide, but lie side by side
+    (and llama.cpp's states leave out what is before the last one)."""
+    return position // n_swa * n_swa if architecture == "llama4" else max(0, position - n_swa + 1)
 
 
 def _residency(options: LoadOptions, model_opts: ModelOpts) -> Residency:

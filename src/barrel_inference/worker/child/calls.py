@@ -23,6 +23,7 @@ from barrel_inference.types import CacheLookup, Embedding
 T = TypeVar("T")
 
 FLUSH_S = 10.0  # longest wait for saves before a pin or an export
+LOOKUP_S = 0.5  # and before a lookup, as a request would wait for what is on its way
 
 
 class Calls:
@@ -75,8 +76,14 @@ class Calls:
     def end_session(self, session: str) -> None:
         self._engine.end_session(session)
 
-    def cache_lookup(self, prompt: str | list[int], salt: str) -> CacheLookup:
-        return self._checkpoints.lookup(self._tokens(prompt), salt=salt)
+    def cache_lookup(self, prompt: str | list[int], salt: str) -> CacheLookup | Future[CacheLookup]:
+        tokens = self._tokens(prompt)
+
+        def wait_and_look() -> CacheLookup:
+            self._checkpoints.flush(LOOKUP_S)
+            return self._checkpoints.lookup(tokens, salt=salt)
+
+        return wait_and_look() if self._checkpoints.flush(0.0) else self._slow.submit(wait_and_look)
 
     def cache_pin(self, prompt: str | list[int], salt: str) -> Future[int]:
         return self._on_saved(lambda store: content.pin(store, self._tokens(prompt), salt=salt))
