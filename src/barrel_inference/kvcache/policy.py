@@ -78,11 +78,14 @@ def save_limit(policy: Policy, n_prompt: int, n_tokens: int, saved: int, n_swa: 
     """How far a running sequence of ``n_tokens`` is to be saved now, and why: to the end of its prompt, where other
     answers to it begin, else in whole blocks.
 
-    With a sliding window blocks are saved before they leave it, whatever ``continued_interval`` says. There tails are
-    not for free: their window rows are written again.
+    With a sliding window blocks are saved before they leave it, whatever ``continued_interval`` and the gates of cold
+    saves say: nothing could go on from what is saved at the end without the window before it. There tails are not for
+    free: their window rows are written again.
     """
     if n_tokens <= n_prompt:
         limit = min(n_tokens, cold_limit(policy, n_prompt))
+        if n_swa and n_tokens > n_prompt - n_swa and n_prompt >= policy.min_tokens:
+            limit = n_tokens
         return limit if limit == n_prompt and not n_swa else whole_blocks(limit), "cold"
     interval, done = policy.continued_interval, max(saved, whole_blocks(n_prompt))
     if n_swa:
