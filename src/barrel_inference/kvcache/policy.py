@@ -205,12 +205,13 @@ def victims(
     protected: Collection[Node] = (),
     fresh_s: float = 0.0,
     floors: Mapping[str, int] | None = None,
+    is_elsewhere: Callable[[Node], bool] = lambda node: False,
 ) -> Iterator[Stored]:
     """Objects to remove, in order, until ``need_bytes`` are freed: leaves first, cheapest first, pinned ones last.
 
     Never what is ``protected`` because waiting requests need it, nor what was written or hit within ``fresh_s`` (the
     end of a new chain is dropped rather than its head evicted, or what is pinned, or was hit and is worth more), and no
-    namespace below its floor (bytes).
+    namespace below its floor (bytes). ``is_elsewhere``: another tier has it, so that what goes on from it is reached.
     """
     entries = _tree(stored)
     held: dict[str, int] = {}
@@ -219,7 +220,7 @@ def victims(
 
     def rank(entry: _Entry) -> tuple[bool, float, Node]:
         cost, first = max(facts(one) for one in entry.objects)
-        if first > 0 and not any(parent in entries for parent in entry.parents):
+        if first > 0 and not any(parent in entries or is_elsewhere(parent) for parent in entry.parents):
             cost = 0.0  # no prompt reaches it without its parent
         worth = score(cost, now - entry.used_at, hits.get(entry.node, 0.0), entry.n_bytes)
         return entry.node in pinned, worth, entry.node
