@@ -42,12 +42,10 @@ class Bench:
             if isinstance(message, Output) and (message.error or (message.chunk and message.chunk.completion)):
                 self.ended[message.request_id] += 1
 
-    def ask(self, name: str, constraint: Constraint | None = None, parent_key: str | None = None) -> None:
+    def ask(self, name: str, constraint: Constraint | None = None) -> None:
         sampling = Sampling(seed=1, repeat_penalty=1.1)
         prompt = f"{name} " + "x " * 40
-        request = Request(
-            id=name, prompt=prompt, sampling=sampling, constraint=constraint, max_tokens=3, parent_key=parent_key
-        )
+        request = Request(id=name, prompt=prompt, sampling=sampling, constraint=constraint, max_tokens=3)
         self.parts.intake.submit(request)
         if name.endswith("7"):
             self.parts.intake.cancel(name)
@@ -90,12 +88,16 @@ def test_what_has_ended_leaves_nothing_but_the_index_of_what_is_stored(bench: Be
     assert objects()["Entry"] <= before["Entry"] - MANY
 
 
-def test_a_parent_s_save_is_waited_for_as_long_as_the_policy_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("prompt", ["x " * 40, (1, 2, 3)], ids=["text", "tokens"])
+def test_a_parent_s_save_is_waited_for_once_and_as_long_as_the_policy_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt: str | tuple[int, ...]
 ) -> None:
     one = Bench(tmp_path, session_resume_wait_ms=1234)
     waited: list[float] = []
-    monkeypatch.setattr(one.parts.store, "tokens_behind", lambda key, wait_s: waited.append(wait_s))
-    one.ask("child", parent_key="00" * 32)
+    monkeypatch.setattr(one.parts.store, "_wait_for", lambda key, wait_s: waited.append(wait_s))
+    one.parts.intake.submit(
+        Request(id="child", prompt=prompt, sampling=Sampling(seed=1), max_tokens=3, parent_key="00" * 32)
+    )
+    step_until(lambda: one.ended["child"], one.parts.engine.step)
     one.parts.store.close()
     assert waited == [1.234]
