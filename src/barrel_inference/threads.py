@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,7 +18,13 @@ class Threads:
     """At most ``size`` of them, made as they are needed; what comes then waits its turn."""
 
     def __init__(self, size: int, name: str) -> None:
-        self._pool = ThreadPoolExecutor(size, name)
+        self._make = partial(ThreadPoolExecutor, size, name)
+        self._pool = self._make()
+
+    def close(self) -> None:
+        """Each ends with what it does, or has still to do; for what comes later new ones are made."""
+        pool, self._pool = self._pool, self._make()
+        pool.shutdown(wait=False)
 
     async def run(self, work: Callable[..., T], /, *args: Any, undo: Callable[[T], object] | None = None) -> T:
         """``undo``: what becomes of a result whose caller has left meanwhile, since nobody else hears of it."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,9 @@ from barrel_inference.errors import ConfigError, InvalidModelError, NotLoadedErr
 from barrel_inference.kvcache.record import Name
 from barrel_inference.kvcache.tier import NS_HEX, NoRoomError, Tier
 from tests.support.waiting import eventually
+from tests.worker import fake_worker
+
+FAKE_WORKER = fake_worker.__file__
 
 
 async def test_what_was_counted_stays_while_a_model_is_unloaded(tmp_path: Path) -> None:
@@ -33,6 +37,32 @@ async def test_what_was_counted_stays_while_a_model_is_unloaded(tmp_path: Path) 
             stream.cancel()
         await unloading
         assert await prompt_tokens(runtime) == before
+
+
+async def test_no_thread_outlives_a_closed_runtime(tmp_path: Path) -> None:
+    """However long somebody holds on to it."""
+    before = set(threading.enumerate())
+    runtime = AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path)))
+    async with runtime:
+        await runtime.load_model("m", backend="stub")
+        await runtime.cache.verify()
+        begun = {thread.name.split("_")[0] for thread in set(threading.enumerate()) - before}
+    assert {"cache", "registry", "kv-janitor"} <= begun
+    left = {"asyncio"}  # the loop's own
+    await eventually(lambda: {each.name.split("_")[0] for each in set(threading.enumerate()) - before} <= left)
+    assert await runtime.cache.namespaces() == []  # whoever asks all the same is answered
+    await runtime.close()
+
+
+@pytest.mark.parametrize("is_unloaded", [True, False])
+async def test_a_worker_may_save_for_as_long_as_its_policy_says(tmp_path: Path, is_unloaded: bool) -> None:
+    told = tmp_path / "told"
+    command = [sys.executable, FAKE_WORKER, f"note:{told}"]
+    async with AsyncRuntime(RuntimeConfig(ram_dir=str(tmp_path)), worker_command=command) as runtime:
+        await runtime.load_model("m", backend="stub", policy={"evict_save_timeout_ms": 4321})
+        if is_unloaded:
+            await runtime.unload("m")
+    assert told.read_text() == "4.321"
 
 
 async def test_a_handle_is_found_by_its_id(tmp_path: Path) -> None:

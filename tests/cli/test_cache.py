@@ -30,6 +30,27 @@ def test_counters_stand_in_a_table_with_their_units() -> None:
     ]
 
 
+def test_a_model_s_rows_stand_below_their_tier_and_say_in_what_they_differ() -> None:
+    """One namespace in two tiers; one model with two of them."""
+    ram = {**TIER, "name": "ram", "kind": "ram", "path": ""}
+    about = {"fingerprint": "f", "type_k": "f16", "flash_attn": True, "build": "1"}
+    kept = [
+        NAMESPACE | {"tier": "ram", "about": about},
+        NAMESPACE | {"about": about},
+        NAMESPACE | {"namespace": "fedcba9876543210", "about": about | {"type_k": "q8_0", "lora": [["a1", 1.0]]}},
+        NAMESPACE | {"namespace": "aaaaaaaaaaaaaaaa", "about": {"fingerprint": "g"}},
+    ]
+    found = {"tiers": [ram, TIER], "namespaces": kept, "counters": {}}
+    assert stats_text(found, {"f": "mine:latest", "g": "other:latest"}).splitlines() == [
+        "ram (ram)  1 object, 1.0 KiB of 2.0 KiB",
+        "  0123456789ab        1 objects     1.0 KiB  mine:latest",
+        "store (disk)  1 object, 1.0 KiB of 2.0 KiB  /kv",
+        "  0123456789ab        1 objects     1.0 KiB  mine:latest (type_k=f16, lora=no)",
+        "  fedcba987654        1 objects     1.0 KiB  mine:latest (type_k=q8_0, lora=[['a1', 1.0]])",
+        "  aaaaaaaaaaaa        1 objects     1.0 KiB  other:latest",
+    ]
+
+
 def test_without_counters_no_table() -> None:
     assert stats_text({"tiers": [TIER], "namespaces": [], "counters": {"misses": 0}}, {}).count("\n") == 0
 

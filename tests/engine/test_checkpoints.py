@@ -173,6 +173,28 @@ def test_the_keys_of_cold_saves_hold_until_the_end_of_the_sequence(
     assert one.checkpoints.lookup([*PROMPT, 5]).cached_tokens == len(PROMPT)
 
 
+@pytest.mark.parametrize("n_swa", [16, 64, 100, 200])
+@pytest.mark.parametrize("n_answer", [0, 3, 30, 70])
+@pytest.mark.parametrize(
+    "policy",
+    [Policy(cold_max_tokens=128), Policy(boundary_trim_tokens=100), Policy(cold_min_tokens=1000)],
+    ids=["most", "trim", "least"],
+)
+def test_keys_of_cold_saves_cost_no_window_row_that_the_end_needs(
+    tmp_path: Path, policy: Policy, n_answer: int, n_swa: int
+) -> None:
+    """Or all of the prompt would be read again in the next turn."""
+    one = runner(tmp_path, "swa", policy=policy, n_swa=n_swa)
+    run = one.run(PROMPT, n_answer)
+    assert one.run([*run.tokens, 5], cache="read").restored == len(run.tokens)
+
+
+def test_a_prompt_too_short_to_be_kept_is_not_kept_for_its_window(tmp_path: Path) -> None:
+    one = runner(tmp_path, "swa", policy=Policy(min_tokens=501, cold_min_tokens=501), n_swa=100)
+    assert one.run(PROMPT[:500]).finish_key is None
+    assert one.checkpoints.counters["saved_bytes"] == 0
+
+
 @pytest.mark.parametrize(
     "policy",
     [

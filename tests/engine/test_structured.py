@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from barrel_inference.chat.schema import arguments
+from barrel_inference.chat.tools.families import FAMILIES
+from barrel_inference.chat.tools.grammar import calls
+from barrel_inference.chat.tools.syntax import Syntax, write_calls
 from barrel_inference.config import LoadOptions
 from barrel_inference.engine.structured import COMPILED_KEPT, MAX_GBNF_RULES, MAX_RULES, STACK_BYTES, Mask, Structured
 from barrel_inference.engine.stub import StubBackend
@@ -297,3 +301,33 @@ def test_threads_share_the_tokenizer_and_what_was_compiled() -> None:
     for thread in threads:
         thread.join()
     assert sorted(texts) == sorted(4 * [f"answer {index}" for index in range(COMPILED_KEPT + 8)])
+
+
+TOOLS = {
+    name: arguments({"type": "object", "properties": properties}, strict=False)
+    for name, properties in {
+        "now": {},
+        "weather": {"city": {"type": "string"}},
+        "note": {"tags": {"type": "object"}, "counts": {"type": "object", "additionalProperties": {"type": "integer"}}},
+    }.items()
+}
+CALLS = [
+    ("now", {}),
+    ("weather", {"city": "Paris"}),
+    ("note", {"tags": {}, "counts": {"a-b": 1}}),
+    ("note", {"tags": {"a": "b", "c": 2}, "counts": {}}),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), CALLS)
+@pytest.mark.parametrize("syntax", [syntax for _, syntax in FAMILIES], ids=lambda syntax: syntax.name)
+def test_an_answer_ends_with_its_only_call(
+    structured: Structured, syntax: Syntax, name: str, given: dict[str, Any]
+) -> None:
+    """It may be written, and behind it nothing is left to write, or a weak model would go on to its last token."""
+    mask = structured.mask(Constraint(grammar=calls(syntax, TOOLS, parallel=False)))
+    text = write_calls(syntax, [(name, given)]).replace("'", '"')  # Python knows both, the grammar one
+    for token in tokens_of(text):
+        assert not mask.is_complete
+        mask.accept(token)
+    assert mask.is_complete

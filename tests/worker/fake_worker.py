@@ -2,7 +2,7 @@
 
 Prompts: ``count`` answers 0 1 2 …; ``die:N`` kills the process at token N in its first life; ``kill:N`` in every life;
 ``slow`` waits 5 ms a token. Modes: ``ok``, ``refuse``, ``die``, ``stall``, ``garbage``, ``deaf`` (ignores Drain),
-``once:PATH`` (loads the first time only).
+``once:PATH`` (loads the first time only), ``note:PATH`` (writes there how long it may save).
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class FakeWorker:
                 os.kill(os.getpid(), signal.SIGKILL)
             case Call(call_id, op, _):
                 self.channel.send([Reply(call_id, error=LoadError(f"no op {op}").to_dict())])
-            case Drain() if self.mode != "deaf":
+            case Drain(_, save_s) if self.mode != "deaf":
+                if self.mode.startswith("note:"):
+                    Path(self.mode[5:]).write_text(f"{save_s}")
                 print("WARNING drained", file=sys.stderr, flush=True)
                 os._exit(0)
 

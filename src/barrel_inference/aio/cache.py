@@ -43,6 +43,10 @@ class AsyncCache:
         self._model_of = model_of
         self._threads = Threads(2, "cache")  # for what reads all that is stored
 
+    def close(self) -> None:
+        """The end of the runtime: its threads end."""
+        self._threads.close()
+
     async def stats(self) -> CacheStats:
         """Tiers as they are now; counters since the runtime's start, summed, by model, and by tier and model."""
         by_model: dict[str, dict[str, float]] = {}

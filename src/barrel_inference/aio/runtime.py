@@ -99,6 +99,8 @@ class AsyncRuntime:
             self._begin_to_unload(each, 0.0)
         await asyncio.gather(*self._unloading.values(), *(_stop(each, 0.0) for each in self._unloading))
         self._tiers.close()
+        self.cache.close()
+        self._registry.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -27,6 +27,8 @@ from barrel_inference.types import CacheLookup
 
 T = TypeVar("T")
 
+# Fields of ns.json, but for what follows from others
+_TOLD = ("fingerprint", "quant_type", "type_k", "type_v", "flash_attn", "lora", "ctx_params_hash", "rope", "build")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 Model = Annotated[str, typer.Argument(help="A GGUF file, or a name.")]
@@ -82,15 +84,28 @@ def stats_text(found: dict[str, Any], names: dict[str, str]) -> str:
         used = f"{human_bytes(tier.get('used_bytes', 0))} of {human_bytes(tier['quota_bytes'])}"
         objects = counted(tier.get("objects", 0), "object")
         lines.append(f"{tier['name']} ({tier['kind']})  {objects}, {used}  {tier.get('path', '')}".rstrip())
-    for each in found["namespaces"]:
-        about = each["about"]
-        kind = f"{about.get('architecture', '')} {about.get('quant_type', '')}"  # of a file without a name
-        label = printable(names.get(about.get("fingerprint", "")) or kind.strip())
-        lines.append(
-            f"  {each['namespace'][:12]}  {each['objects']:>7} objects  {human_bytes(each['bytes']):>10}  {label}"
-        )
+        held = [each for each in found["namespaces"] if each["tier"] == tier["name"]]
+        labels = _labels([each["about"] for each in held], names)
+        for each, label in zip(held, labels, strict=True):
+            amount = f"{each['objects']:>7} objects  {human_bytes(each['bytes']):>10}"
+            lines.append(f"  {each['namespace'][:12]}  {amount}  {printable(label)}")
     rows = [(name, _amount(name, value)) for name, value in sorted(found["counters"].items()) if value]
     return "\n".join([*lines, "", table([("COUNTER", "SINCE START"), *rows], numbers=[1])] if rows else lines)
+
+
+def _labels(abouts: list[dict[str, Any]], names: dict[str, str]) -> list[str]:
+    """A model's name, and where it has several namespaces in what it was loaded otherwise."""
+    labels = []
+    for about in abouts:
+        kind = f"{about.get('architecture', '')} {about.get('quant_type', '')}"  # of a file without a name
+        labels.append(names.get(about.get("fingerprint", "")) or kind.strip())
+    told = []
+    for label, about in zip(labels, abouts, strict=True):
+        others = [other for name, other in zip(labels, abouts, strict=True) if name == label]
+        differs = [field for field in _TOLD if len({str(other.get(field)) for other in others}) > 1]
+        parts = ", ".join(f"{field}={about.get(field) or 'no'!s:.60}" for field in differs)
+        told.append(f"{label} ({parts})" if parts else label)
+    return told
 
 
 def _amount(name: str, value: float) -> str:

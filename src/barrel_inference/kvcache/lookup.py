@@ -186,7 +186,7 @@ class _Search:
             if held is None or record is None or not start < record.first < stop:
                 return []
             parts.append(Piece(*held, record.first, stop, record.first, stop, record.first))
-            stop, key = record.first, record.name.parent
+            stop, key = record.first, held[1].parent
         return []
 
     def _object(self, i: int, key: str, kind: ObjectKind) -> tuple[Tier, Name] | None:

@@ -78,11 +78,14 @@ def save_limit(policy: Policy, n_prompt: int, n_tokens: int, saved: int, n_swa: 
     """How far a running sequence of ``n_tokens`` is to be saved now, and why: to the end of its prompt, where other
     answers to it begin, else in whole blocks.
 
-    With a sliding window blocks are saved before they leave it, whatever ``continued_interval`` says. There tails are
-    not for free: their window rows are written again.
+    With a sliding window blocks are saved before they leave it, whatever ``continued_interval`` and the gates of cold
+    saves say: nothing could go on from what is saved at the end without the window before it. There tails are not for
+    free: their window rows are written again.
     """
     if n_tokens <= n_prompt:
         limit = min(n_tokens, cold_limit(policy, n_prompt))
+        if n_swa and n_tokens > n_prompt - n_swa and n_prompt >= policy.min_tokens:
+            limit = n_tokens
         return limit if limit == n_prompt and not n_swa else whole_blocks(limit), "cold"
     interval, done = policy.continued_interval, max(saved, whole_blocks(n_prompt))
     if n_swa:
@@ -202,12 +205,13 @@ def victims(
     protected: Collection[Node] = (),
     fresh_s: float = 0.0,
     floors: Mapping[str, int] | None = None,
+    is_elsewhere: Callable[[Node], bool] = lambda node: False,
 ) -> Iterator[Stored]:
     """Objects to remove, in order, until ``need_bytes`` are freed: leaves first, cheapest first, pinned ones last.
 
     Never what is ``protected`` because waiting requests need it, nor what was written or hit within ``fresh_s`` (the
     end of a new chain is dropped rather than its head evicted, or what is pinned, or was hit and is worth more), and no
-    namespace below its floor (bytes).
+    namespace below its floor (bytes). ``is_elsewhere``: another tier has it, so that what goes on from it is reached.
     """
     entries = _tree(stored)
     held: dict[str, int] = {}
@@ -216,7 +220,7 @@ def victims(
 
     def rank(entry: _Entry) -> tuple[bool, float, Node]:
         cost, first = max(facts(one) for one in entry.objects)
-        if first > 0 and not any(parent in entries for parent in entry.parents):
+        if first > 0 and not any(parent in entries or is_elsewhere(parent) for parent in entry.parents):
             cost = 0.0  # no prompt reaches it without its parent
         worth = score(cost, now - entry.used_at, hits.get(entry.node, 0.0), entry.n_bytes)
         return entry.node in pinned, worth, entry.node

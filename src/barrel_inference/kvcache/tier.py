@@ -274,6 +274,11 @@ class Tier:
         except OSError:
             return []
 
+    def keys(self, namespace: str) -> Iterator[str]:
+        """Of its objects; they themselves are not looked at."""
+        for shard in self.shards(namespace):
+            yield from (name.key for name in map(parse_name, self.shard(namespace, shard)[0]) if name is not None)
+
     def objects(self, only: str | None = None) -> Iterator[Stored]:
         """All objects of all namespaces, or of one, with real allocation."""
         for namespace in self.namespaces() if only is None else [only]:

@@ -109,6 +109,10 @@ class Registry:
     def pulls_running(self) -> int:
         return sum(feed.is_running for feed in self._pulls.values())
 
+    def close(self) -> None:
+        """End the threads that wait for work."""
+        self._ground.threads.close()
+
     async def aside(self, work: Callable[..., T], /, *args: Any, **options: Any) -> T:
         """One of the methods here, on a thread of the registry's own: neither the loop nor requests wait with it."""
         return await self._ground.threads.run(functools.partial(work, *args, **options))

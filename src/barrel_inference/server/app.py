@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from barrel_inference.aio.cache import AsyncCache
 from barrel_inference.config import RuntimeConfig
@@ -59,6 +60,7 @@ _DIALECTS = (
     _Dialect("/v1/", openai_failure, openai_wire.Failed),
     _Dialect("", plain.failure, plain.Failed),
 )
+ANTHROPIC_HEADER = "anthropic-version"
 _access_log = logging.getLogger("barrel_inference.requests")
 _log = logging.getLogger(__name__)
 
@@ -132,7 +134,7 @@ class Server:
         found += shared.merged(
             openai.routes(self.service, keep_alive=options.v1_keep_alive),
             anthropic.routes(self.service, keep_alive=options.v1_keep_alive, ping_s=options.ping_s),
-            header="anthropic-version",
+            header=ANTHROPIC_HEADER,
         )
         found += Asking(self.service, self._cache).operations()
         found += Shipping(self.service, self._cache, self._save_tier).operations()
@@ -174,7 +176,7 @@ class Server:
         if not request.url.path.startswith("/v1/"):
             return PlainTextResponse(text, status_code=error.status_code, headers=error.headers)
         kind = MethodNotAllowedError if error.status_code == 405 else NotFoundError
-        response = _failure_of(request.url.path)(kind(text))
+        response = _failure_of(request.scope)(kind(text))
         response.headers.update(error.headers or {})
         return response
 
@@ -207,7 +209,11 @@ def _dialect(path: str) -> _Dialect:
     return next(dialect for dialect in _DIALECTS if path.startswith(dialect.prefix))
 
 
-def _failure_of(path: str) -> Failure:
+def _failure_of(scope: Scope) -> Failure:
+    """Of what is below /v1 the header says whose client asks."""
+    path = scope["path"]
+    if path.startswith("/v1/") and ANTHROPIC_HEADER in Headers(scope=scope):
+        return anthropic_failure
     return _dialect(path).failure
 
 

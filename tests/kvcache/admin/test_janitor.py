@@ -20,6 +20,7 @@ from barrel_inference.kvcache.record import Name
 from barrel_inference.kvcache.tier import Tier
 from tests.kvcache.fake_backend import FakeBackend
 from tests.kvcache.harness import Runner, options, same, spec
+from tests.kvcache.objects import NAMESPACE, put
 from tests.support.waiting import until
 
 PAGE = 4096
@@ -57,6 +58,31 @@ def test_a_tier_is_brought_from_the_high_to_the_low_mark_leaves_first(tmp_path: 
     assert janitor.counters["evictions_quota"] == 6
     janitor.run_once()
     assert janitor.counters["evictions_quota"] == 6
+
+
+def test_what_goes_on_from_another_tier_is_worth_as_much_as_if_it_lay_there(tmp_path: Path) -> None:
+    fast, slow = (Tier(spec(tmp_path / name, name=name, quota_bytes=100 * PAGE)) for name in ("fast", "slow"))
+    begun = put(slow, list(range(128)))
+    *_, last = put(fast, list(range(192)))
+    for name in begun:
+        fast.remove(NAMESPACE.hex(), name)
+    (other,) = put(fast, list(range(500, 564)))
+    hours_ago = time.time() - 6 * 3600
+    os.utime(fast.path(NAMESPACE.hex(), other), (hours_ago, hours_ago))
+    janitor = Janitor(NO_FLOOR)
+    for tier in (fast, slow):
+        janitor.add_tier(tier)
+    janitor.need_room("fast", 90 * PAGE - fast.quota.used() + 1)
+    janitor.run_once()
+    assert left(fast) == {last.key}
+    assert left(slow) == {name.key for name in begun}
+
+    slow.remove(NAMESPACE.hex(), begun[-1])  # now nothing leads to it
+    put(fast, list(range(500, 564)))
+    os.utime(fast.path(NAMESPACE.hex(), other), (hours_ago, hours_ago))
+    janitor.need_room("fast", 90 * PAGE - fast.quota.used() + 1)
+    janitor.run_once()
+    assert left(fast) == {other.key}
 
 
 def test_evictions_are_counted_by_tier_and_namespace(tmp_path: Path) -> None:

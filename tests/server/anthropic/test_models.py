@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,3 +78,27 @@ def test_without_the_header_it_is_openais(server: RunningServer) -> None:
     assert (status, found["has_more"]) == (200, True)
     assert server.request("GET", "/v1/models/nobody")[1]["error"]["code"] == "model_not_found"
     assert server.request("GET", "/v1/models/nobody", **VERSION)[1]["type"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/v1/nothing", 404, "not_found_error"),
+        ("POST", "/v1/messages/batches", 404, "not_found_error"),
+        ("DELETE", "/v1/models", 405, "invalid_request_error"),
+        ("GET", "/v1/models/nothing", 404, "not_found_error"),
+    ],
+)
+def test_what_there_is_not(server: RunningServer, method: str, path: str, status: int, kind: str) -> None:
+    got, body = server.request(method, path, **VERSION)
+    assert (got, body["type"], body["error"]["type"]) == (status, "error", kind)
+    if "messages" not in path:  # to OpenAI's clients in their form
+        assert "type" not in server.request(method, path)[1]
+
+
+def test_who_may_not_ask_is_told_in_the_form_that_the_header_names(tmp_path: Path) -> None:
+    with RunningServer(tmp_path, api_keys=("secret-key",)) as server:
+        status, body = server.request("GET", "/v1/models", **VERSION)
+        assert (status, body["type"], body["error"]["type"]) == (401, "error", "authentication_error")
+        status, body = server.request("GET", "/v1/models")
+        assert (status, "type" in body) == (401, False)

@@ -16,6 +16,7 @@ from barrel_inference.server.ollama.listing import Listing
 from tests.server.fakes import FakeRuntime, FakeTimers
 from tests.server.harness import STUB, RunningServer
 from tests.support.memory import FakeMemory
+from tests.support.waiting import until
 
 MODELS = {
     "gone": {"model_path": "/nonexistent/dir/model.gguf"},
@@ -70,6 +71,23 @@ def test_it_loads_embeds_and_counts(server: RunningServer) -> None:
     (loaded,) = server.request("GET", "/api/ps")[1]["models"]
     assert loaded["name"] == "vectors:latest"
     assert server.post("/api/show", {"model": "vectors"})[1]["capabilities"] == ["embedding"]
+
+
+def test_a_model_that_is_loaded_for_chats_and_for_embeddings_is_listed_once(server: RunningServer) -> None:
+    ask = {"model": "polite", "keep_alive": "1h"}
+    assert server.post("/api/generate", ask | {"prompt": "q", "options": {"num_predict": 1}})[0] == 200
+    (alone,) = processes(server, "polite:latest")
+    assert server.post("/api/embed", ask | {"input": "q", "keep_alive": "2h"})[0] == 200
+    (both,) = processes(server, "polite:latest")
+    assert both["size"] > alone["size"] > 0
+    assert both["expires_at"] > alone["expires_at"]
+    assert both["digest"] == alone["digest"]
+    assert server.post("/api/generate", {"model": "polite", "keep_alive": 0})[0] == 200  # ends both
+    until(lambda: not processes(server, "polite:latest"))
+
+
+def processes(server: RunningServer, name: str) -> list[dict[str, Any]]:
+    return [each for each in server.request("GET", "/api/ps")[1]["models"] if each["name"] == name]
 
 
 @pytest.mark.parametrize(

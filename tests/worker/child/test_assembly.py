@@ -1,4 +1,5 @@
-"""A worker that has answered thousands of requests is as large as one that has answered ten."""
+"""A worker's parts get what the options say, and when it has answered thousands of requests it is as large as after
+ten."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from barrel_inference.config import ContextOpts, LoadOptions, TierSpec
+from barrel_inference.config import ContextOpts, LoadOptions, Policy, TierSpec
 from barrel_inference.kvcache.tier import Tier
 from barrel_inference.types import Constraint, Request, Sampling
 from barrel_inference.worker.child.assembly import assemble
@@ -23,7 +24,7 @@ MANY = 60
 class Bench:
     """A worker's inside, stepped by the test."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **policy: int) -> None:
         self.spec = TierSpec(name="disk", kind="disk", path=str(path), quota_bytes=1 << 30)
         options = LoadOptions(
             id="m",
@@ -31,6 +32,7 @@ class Bench:
             context_opts=ContextOpts(n_ctx=512, n_seq_max=2),
             tiers=(self.spec,),
             save_tier="disk",
+            policy=Policy(**policy),
         )
         self.ended: Counter[str] = Counter()
         self.parts = assemble(options, self.send)
@@ -84,3 +86,18 @@ def test_what_has_ended_leaves_nothing_but_the_index_of_what_is_stored(bench: Be
         tier.remove(each.namespace, each.name)
     bench.ask("last")
     assert objects()["Entry"] <= before["Entry"] - MANY
+
+
+@pytest.mark.parametrize("prompt", ["x " * 40, (1, 2, 3)], ids=["text", "tokens"])
+def test_a_parent_s_save_is_waited_for_once_and_as_long_as_the_policy_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt: str | tuple[int, ...]
+) -> None:
+    one = Bench(tmp_path, session_resume_wait_ms=1234)
+    waited: list[float] = []
+    monkeypatch.setattr(one.parts.store, "_wait_for", lambda key, wait_s: waited.append(wait_s))
+    one.parts.intake.submit(
+        Request(id="child", prompt=prompt, sampling=Sampling(seed=1), max_tokens=3, parent_key="00" * 32)
+    )
+    step_until(lambda: one.ended["child"], one.parts.engine.step)
+    one.parts.store.close()
+    assert waited == [1.234]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from barrel_inference.chat.tools.scan import MalformedError
 from barrel_inference.chat.tools.syntax import Begun, BodyRead, Rules, Syntax, Tools, quote
 
 _BARE_KEY = re.compile(r"([{,]\s*)([\w.$-]+)\s*:")
+_ANY_KEY = '/[A-Za-z0-9_.$-]+/ ":"'
 _BRACES = re.compile(r"[{}]")
 
 
@@ -93,8 +94,10 @@ class GemmaArguments:
             return "(" + " | ".join(map(inner, options)) + ")"
         if isinstance(kind, list) and kind:
             return "(" + " | ".join(inner({**schema, "type": each}) for each in kind) + ")"
-        if kind == "object" and schema.get("properties"):
-            return rules.add("object", f'"{{" {separated(rules, argument, schema, ",")} "}}"')
+        if kind == "object":
+            listed = bool(schema.get("properties"))
+            pairs = separated(rules, argument, schema, ",") if listed else _unlisted(rules, schema, inner)
+            return rules.add("object", f'"{{" {pairs} "}}"')
         if kind == "array":
             return rules.add("array", f'"[" {_items(inner(schema.get("items")), schema)} "]"')
         if kind == "string":
@@ -107,6 +110,15 @@ class GemmaArguments:
         text = f"{quote(self.mark)} {plain_text.text(rules, {}, self.mark)}"
         scalar = rules.add("json", '%json {"type": ["number", "boolean", "null"]}')
         return rules.add("scalar", f"{text} | {scalar}")
+
+
+def _unlisted(rules: Rules, schema: Mapping[str, Any], inner: Callable[[Any], str]) -> str:
+    """What an object holds that lists no properties: nothing, or any."""
+    allowed = schema.get("additionalProperties", True)
+    if allowed is False:
+        return ""
+    pair = rules.add("pair", f"{_ANY_KEY} {inner(allowed)}")
+    return f'({pair} ("," {pair})*)?'
 
 
 def _items(item: str, schema: Mapping[str, Any]) -> str:

@@ -46,13 +46,14 @@ def find(store: KVStore, generation: Generation, chunk: int, at_least: int = 0) 
     n_tokens = generation.n_prompt
     if generation.exact == "live":  # cold, generated tokens are decoded anew
         n_tokens += generation.n_known
+    has_waited = isinstance(request.prompt, str)  # for its parent, when it became tokens
     return store.find(
         generation.history[:n_tokens],
         salt=request.salt,
         exact=generation.exact,
         limit=lambda at: generation.resume_limit(at, chunk),
         at_least=at_least,
-        parent_key=request.parent_key if generation.start is None else None,
+        parent_key=request.parent_key if generation.start is None and not has_waited else None,
     )
 
 

@@ -6,6 +6,7 @@ so what is there is listed anew for each eviction, and what another janitor remo
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -224,8 +225,21 @@ class Janitor:
                 protected=protected,
                 fresh_s=self._limits.protect_s,
                 floors=floors,
+                is_elsewhere=self._others(tier),
             )
         )
+
+    def _others(self, tier: Tier) -> Callable[[Node], bool]:
+        """Whether a tier beside this one has a node: a conversation goes on in the tier that is saved to, wherever it
+        began. They are listed when that is first asked."""
+        with self._wake:
+            others = [other for other in self._tiers.values() if other is not tier]
+
+        @functools.cache
+        def nodes() -> frozenset[Node]:
+            return frozenset(key for each in tier.namespaces() for other in others for key in other.keys(each))
+
+        return lambda node: node in nodes()
 
     def _remove(self, tier: Tier, chosen: list[Stored], reason: str) -> int:
         freed = 0

@@ -21,7 +21,7 @@ from barrel_inference.server.http import auth, record
 from barrel_inference.server.http.record import Record
 from barrel_inference.server.http.streaming import noted
 
-FailureOf = Callable[[str], Callable[[BarrelError], Response]]  # by path: each dialect has its own shape
+FailureOf = Callable[[Scope], Callable[[BarrelError], Response]]  # each dialect has its own shape
 
 LINGER_S = 2.0
 METRICS = "/metrics"
@@ -65,7 +65,7 @@ class Records:
         except Exception as error:
             shown = noted(error)
             if not entry.status:
-                await self._failure_of(scope["path"])(shown)(scope, receive, sending)
+                await self._failure_of(scope)(shown)(scope, receive, sending)
         finally:
             if entry.disconnected and not entry.status:
                 entry.status = record.CLIENT_CLOSED_REQUEST
@@ -112,11 +112,11 @@ class Guard:
         headers = Headers(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
         if refusal := self._unwelcome(scope) or _two_hosts(headers) or self._stranger(host, origin):
-            await self._failure_of(scope["path"])(noted(refusal))(scope, receive, send)
+            await self._failure_of(scope)(noted(refusal))(scope, receive, send)
         elif scope["method"] == "OPTIONS":
             await Response(status_code=204, headers=_preflight(origin))(scope, receive, send)
         elif error := self._refusal(scope["path"], headers):
-            await self._failure_of(scope["path"])(noted(error))(scope, receive, _readable(send, origin))
+            await self._failure_of(scope)(noted(error))(scope, receive, _readable(send, origin))
         else:
             address = (scope.get("client") or ("",))[0]
             record.current().client = auth.client_of(self._access.keys, _key(headers), address)
@@ -223,7 +223,7 @@ class Body:
         if not unlimited and declared.isdecimal() and int(declared) > self._max_bytes:
             if "expect" not in headers:  # else nothing comes before we ask for it
                 await discard(receive)
-            await self._failure_of(scope["path"])(noted(self._too_large()))(scope, receive, send)
+            await self._failure_of(scope)(noted(self._too_large()))(scope, receive, send)
             return
         await self._app(scope, self._limited(scope, receive, unlimited), send)
 

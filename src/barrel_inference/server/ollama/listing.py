@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any
@@ -62,7 +63,10 @@ class Listing:
 
     async def ps(self, request: Request) -> Response:
         now = utc_now()
-        return answer(wire.Processes([_running(slot, now) for slot in self._pool.loaded()]))
+        models: dict[tuple[str, str], list[Slot]] = {}
+        for slot in self._pool.loaded():
+            models.setdefault((slot.entry.name, digest(slot.entry)), []).append(slot)
+        return answer(wire.Processes([_running(slots, now) for slots in models.values()]))
 
     async def show(self, request: Request) -> Response:
         body = await read(request, wire.ShowRequest)
@@ -110,22 +114,23 @@ def _listed(entry: Entry) -> wire.Listed:
     )
 
 
-def _running(slot: Slot, now: datetime) -> wire.Running:
-    left_s = slot.keep.left_s()
+def _running(slots: Sequence[Slot], now: datetime) -> wire.Running:
+    """One model, which may be loaded twice: for chats and for embeddings. The longest remaining first."""
+    slot, left_s = slots[0], slots[0].keep.left_s()
     held = left_s == math.inf
     ends = now + (timedelta(days=365 * FOREVER_YEARS) if held else timedelta(seconds=left_s))
     return wire.Running(
         name=slot.entry.name,
         model=slot.entry.name,
-        size=slot.bytes,
+        size=sum(each.bytes for each in slots),
         digest=digest(slot.entry),
         details=details(slot.entry),
         expires_at=timestamp(ends),
-        size_vram=_on_gpu(slot),
-        context_length=slot.n_ctx,
+        size_vram=sum(map(_on_gpu, slots)),
+        context_length=max(each.n_ctx for each in slots),
         until="never" if held else ends.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        active=slot.gate.running,
-        queued=slot.gate.waiting,
+        active=sum(each.gate.running for each in slots),
+        queued=sum(each.gate.waiting for each in slots),
     )
 
 
