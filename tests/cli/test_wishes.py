@@ -45,6 +45,7 @@ def test_a_wish_that_nobody_understands(form: str | None, think: str | None, kee
 @pytest.mark.parametrize(
     ("words", "read"),
     [
+        ([], []),
         (["m", "--think"], ["m", "--think=true"]),
         (["m", "--think", "Why?"], ["m", "--think=true", "Why?"]),
         (["m", "--think", "high", "Why?"], ["m", "--think", "high", "Why?"]),

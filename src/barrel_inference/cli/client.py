@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from email.message import Message
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from barrel_inference.errors import (
     BarrelError,
@@ -70,6 +70,11 @@ class Client:
                 return False
             raise
         return True
+
+    def has_loaded(self, model: str) -> bool:
+        """By this name, or another one that it goes by. Raises ModelNotFoundError."""
+        name = self.ask("GET", f"/v1/models/{quote(model)}")["id"]
+        return any(name in each.get("names", [each["name"]]) for each in self.ask("GET", "/api/ps")["models"])
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of the answer; None for an empty one."""
@@ -167,7 +172,8 @@ def _failure(status: int, body: bytes, headers: http.client.HTTPMessage) -> Barr
     """As the class that the server names, in the head or beside the message; another server's by its status."""
     try:
         said = json.loads(body)
-        message = str(said["error"])
+        error = said["error"]  # a text in Ollama's dialect, an object in OpenAI's
+        message = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
         said, message = {}, f"the server answered {status}"
     kinds: dict[int, type[BarrelError]] = {404: ModelNotFoundError, 400: InvalidRequestError}

@@ -125,7 +125,7 @@ def question(prompt: str | None) -> str:
     piped = "" if sys.stdin.isatty() else sys.stdin.read().strip("\n")
     asked = "\n\n".join(part for part in (piped, prompt) if part)
     if not asked:
-        raise ConfigError("there is no prompt: write it behind the model's name, or pipe it in", option="prompt")
+        raise ConfigError("there is no prompt: give one after the model's name, or pipe it in", option="prompt")
     return asked
 
 

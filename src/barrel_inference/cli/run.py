@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 def run(
     model: Annotated[str, typer.Argument(help="A GGUF file, or a name such as smollm2:135m.")],
-    prompt: Annotated[str | None, typer.Argument(help="What to ask. Piped input comes before it.")] = None,
+    prompt: Annotated[list[str] | None, typer.Argument(help="What to ask. Piped input comes before it.")] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     max_tokens: Annotated[int | None, typer.Option(help="Stop after so many tokens.")] = None,
@@ -66,12 +66,12 @@ def run(
     """
     wished = wishes.wishes(form, think, no_think, keep_alive, raw=raw)
     given = _given(num_predict=max_tokens, temperature=temperature, seed=seed, num_ctx=ctx, num_gpu=gpu_layers)
-    if prompt is None and sys.stdin.isatty() and not (raw or json):
+    if not prompt and sys.stdin.isatty() and not (raw or json):
         from barrel_inference.cli.repl import converse
 
         converse(model, system=system, options=given, cache=not no_cache, verbose=verbose, wishes=wished)
         return
-    question = local.question(prompt)
+    question = local.question(" ".join(prompt or ()))  # no quotes needed, as in Ollama
     if (found := running(model)) is not None:
         check_loading(*found, given)
         body = {"options": given, **({"cache": "off"} if no_cache else {}), **wished.body()}

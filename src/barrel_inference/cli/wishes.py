@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,5 +91,5 @@ class Command(TyperCommand):
 
 def with_levels(arguments: list[str]) -> list[str]:
     """A prompt behind ``--think`` is not its level."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    pairs = pairwise([*arguments, ""])
     return ["--think=true" if word == "--think" and after not in (*LEVELS, *_SAID) else word for word, after in pairs]

@@ -116,6 +116,7 @@ def _running(slot: Slot, now: datetime) -> wire.Running:
     ends = now + (timedelta(days=365 * FOREVER_YEARS) if held else timedelta(seconds=left_s))
     return wire.Running(
         name=slot.entry.name,
+        names=sorted(slot.names),
         model=slot.entry.name,
         size=slot.bytes,
         digest=digest(slot.entry),
