@@ -19,6 +19,7 @@ from barrel_inference.errors import (
     ModelNotFoundError,
     UnreachableError,
     from_dict,
+    os_reason,
 )
 from barrel_inference.server.environment import ENV_HOST, configuration, url
 from barrel_inference.server.failures import ERROR_CODE, WRONG_OPTION
@@ -102,7 +103,7 @@ class Client:
                     out.writelines(self._blocks(response))
                 temporary.replace(file)
             except OSError as error:
-                raise CacheError(f"cannot write {file}: {error.strerror or error}") from error
+                raise CacheError(f"cannot write {file}: {os_reason(error)}") from error
             finally:
                 temporary.unlink(missing_ok=True)
             return response.headers
@@ -121,7 +122,7 @@ class Client:
         try:
             content = file.open("rb")
         except OSError as error:
-            raise CacheError(f"cannot read {file}: {error.strerror or error}") from error
+            raise CacheError(f"cannot read {file}: {os_reason(error)}") from error
         with content, self._sent("POST", path, content) as response:
             return _read(response)
 
@@ -152,10 +153,8 @@ class Client:
         try:
             connection.connect()
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise UnreachableError(
-                f"no server at {self.url} ({reason.lower()}): start one with barrel-inference serve, or set {ENV_HOST}"
-            ) from None
+            cure = f"start one with barrel-inference serve, or set {ENV_HOST}"
+            raise UnreachableError(f"no server at {self.url} ({os_reason(error)}): {cure}") from None
         return connection
 
 

@@ -16,7 +16,7 @@ import typer
 
 from barrel_inference.cli.descriptors import open_standard
 from barrel_inference.cli.report import EXIT_FAILED, EXIT_INTERRUPTED, exit_code, one_line, printable
-from barrel_inference.errors import BarrelError
+from barrel_inference.errors import BarrelError, os_reason
 
 # The file of a command has its name.
 _SERVING = ("serve", "run", "stop", "ps")
@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:  # of a disk, more often than not the one that our output goes to
         _drop_output()
-        reason, place = (error.strerror or str(error)).lower(), error.filename or "output"
-        sys.stderr.write(f"error: {printable(f'{place}: {reason}')}\n")
+        place = error.filename or "output"
+        sys.stderr.write(f"error: {printable(f'{place}: {os_reason(error)}')}\n")
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
