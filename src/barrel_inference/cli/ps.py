@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ps(json: Json = False) -> None:
-    """Loaded models, and until when each stays.
+    """List loaded models, and how long each stays.
 
     Names of the same weights share one row. UNTIL is a time in this machine's zone, or never: the model is held, or a
     request is running.
