@@ -154,7 +154,7 @@ def test_what_is_wrong_is_one_typed_error(model: bi.Model, messages: Any, option
 
 
 def test_a_model_that_cannot_think_says_so(model: bi.Model) -> None:
-    with pytest.raises(UnsupportedError, match="does not think"):
+    with pytest.raises(UnsupportedError, match="does not support thinking"):
         model.chat(ASK, think=True)
 
 

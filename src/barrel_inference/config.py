@@ -38,35 +38,36 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ModelOpts(Options, frozen=True):
     """How the weights are loaded and where they lie."""
 
-    n_gpu_layers: Annotated[int, Meta(ge=-1, le=100_000)] = 0  # 99 or -1 = all
-    split_mode: Literal["none", "layer", "row"] = "layer"
-    main_gpu: Annotated[int, Meta(ge=0, lt=MAX_DEVICES)] = 0
-    tensor_split: Annotated[tuple[Factor, ...], Meta(max_length=MAX_DEVICES)] = ()
-    use_mmap: bool = True
-    use_mlock: bool = False
-    prefetch: bool = True
-    pin_resident_after_first_request: bool = False
-    weight_residency: WeightResidency | None = None
-    vocab_only: bool = False
+    n_gpu_layers: Annotated[int, Meta(ge=-1, le=100_000)] = 0  # layers on the GPU; 99 or -1: all
+    split_mode: Literal["none", "layer", "row"] = "layer"  # how several GPUs share a model
+    main_gpu: Annotated[int, Meta(ge=0, lt=MAX_DEVICES)] = 0  # the GPU for what is not split
+    tensor_split: Annotated[tuple[Factor, ...], Meta(max_length=MAX_DEVICES)] = ()  # each GPU's share of the model
+    use_mmap: bool = True  # map the weights instead of copying them into memory
+    use_mlock: bool = False  # keep the weights from being swapped out
+    prefetch: bool = True  # read the weights ahead while the model loads
+    pin_resident_after_first_request: bool = False  # lock the weights in memory once they have been used
+    weight_residency: WeightResidency | None = None  # sets use_mmap, use_mlock, prefetch and the pin together
+    vocab_only: bool = False  # load the tokenizer only
 
 
 class ContextOpts(Options, frozen=True):
     """``n_ctx`` is per sequence (a request may always use all of it, whatever the others do); the KV pool holds
     n_ctx × n_seq_max cells."""
 
-    n_ctx: Annotated[int, Meta(ge=1, le=2**24)] = 2048  # serve and run: see server.context_size
-    n_batch: Annotated[int, Meta(ge=1, le=2**20)] = 512
-    n_ubatch: Annotated[int, Meta(ge=1, le=2**20)] | None = None  # n_batch
-    n_seq_max: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 1  # serve: see server.num_parallel
-    n_threads: Annotated[int, Meta(ge=1, le=512)] | None = None  # physical cores
-    n_threads_batch: Annotated[int, Meta(ge=1, le=512)] | None = None  # n_threads
+    n_ctx: Annotated[int, Meta(ge=1, le=2**24)] = 2048  # tokens of prompt and answer; for serve and run see above
+    n_batch: Annotated[int, Meta(ge=1, le=2**20)] = 512  # most tokens in one decode
+    n_ubatch: Annotated[int, Meta(ge=1, le=2**20)] | None = None  # tokens computed at once; not set: n_batch
+    n_seq_max: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 1  # requests at the same time; for serve see above
+    n_threads: Annotated[int, Meta(ge=1, le=512)] | None = None  # for writing; not set: the physical cores
+    n_threads_batch: Annotated[int, Meta(ge=1, le=512)] | None = None  # for reading prompts; not set: n_threads
     flash_attn: bool | Literal["auto"] = "auto"
-    type_k: KvType = "f16"
-    type_v: KvType = "f16"
-    decode_budget_ms: Natural = 30_000  # 0 = off
-    embeddings: bool = False
-    pooling: Literal["none", "mean", "cls", "last", "rank"] | None = None  # the model's
-    rope_freq_base: Factor = 0.0  # 0 = the model's; these four change KV bytes and enter the namespace
+    type_k: KvType = "f16"  # of the KV cache's keys
+    type_v: KvType = "f16"  # of its values
+    decode_budget_ms: Natural = 30_000  # a decode that takes longer fails; 0: no limit
+    embeddings: bool = False  # load the model for embeddings instead of text
+    pooling: Literal["none", "mean", "cls", "last", "rank"] | None = None  # not set: as the model says
+    # 0: the model's; this and the next three change the KV state, so each value has a cache of its own
+    rope_freq_base: Factor = 0.0
     rope_freq_scale: Factor = 0.0
     rope_scaling: Literal["none", "linear", "yarn", "longrope"] | None = None
     yarn_orig_ctx: Annotated[int, Meta(ge=0, lt=2**31)] = 0
@@ -77,14 +78,16 @@ class Policy(Options, frozen=True):
     while a prompt is read; when a sequence ends, all of it is saved (docs/kv-cache.md says when that matters)."""
 
     min_tokens: Natural = 64  # shorter sequences are never saved
-    cold_min_tokens: Natural = 64  # shorter prompts are not saved while they are read
-    cold_max_tokens: Natural | None = None  # while a prompt is read, it is saved no further than this
-    continued_interval: Natural = 256  # while generating, complete blocks are saved every so many tokens
-    boundary_trim_tokens: Natural = 0  # so much of a prompt's end is not saved while it is read
-    boundary_align_tokens: Positive = 2048  # distance of states of recurrent and hybrid models; a multiple of 64
-    session_resume_wait_ms: Natural = 500  # how long parent_key waits for a save in flight
-    evict_save_timeout_ms: Natural = 30_000  # most time for saves at unload
-    prefill_chunk_size: Positive | None = None  # max(64, n_batch / 4)
+    cold_min_tokens: Natural = 64  # shorter prompts are not saved while they are being read
+    cold_max_tokens: Natural | None = None  # prompts are saved up to this token while they are being read
+    continued_interval: Natural = 256  # while writing, save completed blocks every this many tokens
+    boundary_trim_tokens: Natural = 0  # tokens at the end of a prompt not saved while it is being read
+    # distance between saved states of recurrent and hybrid models; a multiple of 64
+    boundary_align_tokens: Positive = 2048
+    session_resume_wait_ms: Natural = 500  # how long a request with parent_key waits for a save in progress
+    evict_save_timeout_ms: Natural = 30_000  # longest time for saving when a model is unloaded
+    # tokens read between two steps of running answers; not set: max(64, n_batch / 4)
+    prefill_chunk_size: Positive | None = None
 
 
 class TierSpec(Options, frozen=True):
@@ -94,7 +97,8 @@ class TierSpec(Options, frozen=True):
     kind: TierKind
     path: Annotated[str, Meta(min_length=1)]
     quota_bytes: Bytes
-    min_free_bytes: Bytes | None = None  # left free on its file system; a GiB, but at most a twentieth of that
+    # space left free on its file system; not set: 1 GiB, or a twentieth of it if that is less
+    min_free_bytes: Bytes | None = None
 
 
 class LoadOptions(Options, frozen=True):
@@ -149,48 +153,49 @@ class LoadArguments(Options, frozen=True):
 class ServerOptions(Options, frozen=True):
     """The HTTP server. Times in seconds unless the name says otherwise; 0 of a limit that may be 0 means none."""
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535)] = 8080
-    api_keys: tuple[ApiKey, ...] = ()
-    insecure_no_auth: bool = False  # allows an address that others can reach without keys
-    origins: tuple[str, ...] = ()  # web pages that may ask, beside those of this machine; * within
-    hosts: tuple[str, ...] = ()  # Host names that are ours, beside this machine's
-    max_body_bytes: Positive = 64 << 20
-    max_header_bytes: Positive = 64 << 10
-    max_messages: Positive = 10_000
-    max_nesting: Positive = 64  # of JSON
-    max_connections: Natural = 2048  # open at a time
+    host: str = "127.0.0.1"  # address to listen on
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8080  # 0: any free port
+    api_keys: tuple[ApiKey, ...] = ()  # if there are any, clients must send one; at least eight characters each
+    insecure_no_auth: bool = False  # allow other machines to connect without a key
+    origins: tuple[str, ...] = ()  # other websites that may use the server; * matches anything
+    hosts: tuple[str, ...] = ()  # other host names this server is reached by
+    max_body_bytes: Positive = 64 << 20  # largest request body
+    max_header_bytes: Positive = 64 << 10  # largest request head
+    max_messages: Positive = 10_000  # longest conversation
+    max_nesting: Positive = 64  # deepest JSON
+    max_connections: Natural = 2048  # open at the same time; 0: no limit
     read_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0  # for a client to send its head, or more of its body
     write_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0  # for a client to read more of its answer
-    keep_alive_default_ms: Annotated[int, Meta(ge=-1, le=2**53)] = 300_000  # -1: models stay loaded
-    v1_keep_alive: bool = False  # whether keep_alive in requests to /v1 counts
-    ping_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0  # of silence in a stream, then clients are told to wait on
+    # how long an idle model stays loaded; -1: for ever
+    keep_alive_default_ms: Annotated[int, Meta(ge=-1, le=2**53)] = 300_000
+    v1_keep_alive: bool = False  # obey keep_alive in requests to /v1
+    ping_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0  # after so long a silence a stream sends a sign of life
     steady_prompts: Steady = "billing"  # taken out of system messages: Claude Code's header; "clock": times of day too
-    max_loaded_models: Natural = 0  # as many as fit
-    num_parallel: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 4  # requests of one model at a time; see above
-    max_queue: Natural = 512  # of one model
-    queue_timeout_s: Seconds = 600.0
-    context_size: Positive | None = None  # of models that do not say theirs, in serve and run; see above
-    preload: tuple[str, ...] = ()
-    auto_pull: bool = False
-    drain_s: Seconds = 30.0  # running requests may go on so long at the end
-    models: dict[str, dict[str, Any]] = {}  # name: options of load_model, and parameters, system, template
+    max_loaded_models: Natural = 0  # 0: as many as fit in memory
+    num_parallel: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 4  # requests a model answers at the same time
+    max_queue: Natural = 512  # requests that may wait for a model; 0: no limit
+    queue_timeout_s: Seconds = 600.0  # longest wait in that queue; 0: no limit
+    context_size: Positive | None = None  # for models that do not set their own; see above
+    preload: tuple[str, ...] = ()  # models to load at the start
+    auto_pull: bool = False  # fetch models that requests name and that are not installed
+    drain_s: Seconds = 30.0  # time for running requests to finish at shutdown
+    models: dict[str, dict[str, Any]] = {}  # by name: options of load_model, and parameters, system, template
 
 
 class RegistryOpts(Options, frozen=True):
     """Where models come from and how they are fetched."""
 
-    hf_endpoint: str = "https://huggingface.co"  # HF_ENDPOINT
-    hf_token: str | None = None  # HF_TOKEN; sent to hf_endpoint's host only
-    ollama_endpoint: str | None = None  # stands in for https://registry.ollama.ai (a mirror)
-    registry_credentials: dict[str, str] = {}  # host[:port] -> "user:password", for OCI registries
-    allow_private: bool = False  # pull from loopback, private and link-local addresses
-    connections: Annotated[int, Meta(ge=1, le=64)] = 4  # parallel ranges of one file
-    max_bytes_per_s: Natural = 0  # of one download; 0: no limit
-    stall_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0  # without a byte, a connection is given up and tried again
-    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 6  # in a row without a byte of progress
-    part_keep_days: Annotated[float, Meta(ge=0, le=36_500)] = 14.0  # gc leaves younger unfinished downloads alone
-    max_context_size: Positive = 4096  # caps num_ctx of installed models; not set: at least server.context_size
+    hf_endpoint: str = "https://huggingface.co"  # also HF_ENDPOINT
+    hf_token: str | None = None  # also HF_TOKEN; sent to hf_endpoint's host only
+    ollama_endpoint: str | None = None  # a mirror to use instead of https://registry.ollama.ai
+    registry_credentials: dict[str, str] = {}  # for OCI registries: host[:port] -> "user:password"
+    allow_private: bool = False  # allow downloads from loopback, private and link-local addresses
+    connections: Annotated[int, Meta(ge=1, le=64)] = 4  # parallel downloads of parts of one file
+    max_bytes_per_s: Natural = 0  # speed limit of a download; 0: none
+    stall_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0  # a connection that sends nothing for so long is tried again
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 6  # failures in a row before a download is given up
+    part_keep_days: Annotated[float, Meta(ge=0, le=36_500)] = 14.0  # gc removes unfinished downloads that are older
+    max_context_size: Positive = 4096  # limits num_ctx of installed models; not set: at least server.context_size
 
 
 class RuntimeConfig(Options, frozen=True):
@@ -200,22 +205,22 @@ class RuntimeConfig(Options, frozen=True):
     what a control group leaves of it.
     """
 
-    ram_dir: str | None = None  # /dev/shm, or the temporary directory where that is missing or tiny
-    ram_quota_bytes: Positive | None = None
-    tiers: tuple[TierSpec, ...] = ()  # started with the runtime
-    cache_dir: str | None = None  # small things worth remembering (fingerprints); the user cache directory
+    ram_dir: str | None = None  # not set: /dev/shm, or the temporary directory if that is missing or tiny
+    ram_quota_bytes: Positive | None = None  # not set: a quarter of the memory, or half of ram_dir if that is less
+    tiers: tuple[TierSpec, ...] = ()  # where prompts are kept; see below
+    cache_dir: str | None = None  # for small things such as fingerprints; not set: the user's cache directory
     model_opts: ModelOpts = ModelOpts()
     context_opts: ContextOpts = ContextOpts()
     policy: Policy = Policy()
-    fingerprint_mode: FingerprintMode = "safe"
-    exact: Exactness = "live"
-    ready_timeout_s: Annotated[float, Meta(gt=0, le=1e9)] = 60.0  # of a loading worker, from each sign of progress
-    janitor_interval_s: Annotated[float, Meta(gt=0, le=3600)] = 2.0
-    pressure: PressureSource = "none"
-    pressure_high: Fraction = 0.85
-    pressure_low: Fraction = 0.75
-    namespace_floor: Fraction = 0.05  # of a tier's quota; no model is pushed below it by others
-    namespace_cap: Share = 1.0  # of a tier's quota; no model keeps more
-    model_cache_dir: str | None = None  # root of the registry; the user cache directory
+    fingerprint_mode: FingerprintMode = "safe"  # how a model file is identified
+    exact: Exactness = "live"  # cold: every answer equals one computed without a cache
+    ready_timeout_s: Annotated[float, Meta(gt=0, le=1e9)] = 60.0  # longest silence of a model that is loading
+    janitor_interval_s: Annotated[float, Meta(gt=0, le=3600)] = 2.0  # how often quotas and memory pressure are checked
+    pressure: PressureSource = "none"  # where memory pressure is measured
+    pressure_high: Fraction = 0.85  # evict from here on …
+    pressure_low: Fraction = 0.75  # … until this is reached
+    namespace_floor: Fraction = 0.05  # share of a tier that other models cannot take from a model
+    namespace_cap: Share = 1.0  # largest share of a tier that one model may keep
+    model_cache_dir: str | None = None  # where models are installed; not set: the user's cache directory
     registry: RegistryOpts = RegistryOpts()
     server: ServerOptions = ServerOptions()

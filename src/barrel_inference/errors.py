@@ -92,6 +92,11 @@ class BarrelError(Exception):
 _by_code[BarrelError.code] = BarrelError
 
 
+def os_reason(error: OSError) -> str:
+    """The system's words for it, to stand inside a sentence of ours."""
+    return (error.strerror or str(error)).lower()
+
+
 def from_dict(value: dict[str, Any]) -> BarrelError:
     """The inverse of ``to_dict``; an unknown code becomes a plain BarrelError."""
     cls = _by_code.get(value["code"], BarrelError)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from barrel_inference.config import FingerprintMode
-from barrel_inference.errors import ConfigError, InvalidModelError
+from barrel_inference.errors import ConfigError, InvalidModelError, os_reason
 from barrel_inference.files import write_atomically
 from barrel_inference.registry import gguf
 
@@ -55,7 +55,7 @@ def identity(path: Path) -> str:
 
 
 def _unreadable(path: Path, error: OSError) -> InvalidModelError:
-    return InvalidModelError(f"{path.name}: {(error.strerror or str(error)).lower()}")
+    return InvalidModelError(f"{path.name}: {os_reason(error)}")
 
 
 def check_identity(files: Iterable[tuple[str, str]]) -> None:

@@ -113,8 +113,13 @@ def describe(kind: inspect.Type) -> str:
 
 def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
     limits = {">=": kind.ge, ">": kind.gt, "<=": kind.le, "<": kind.lt}
-    parts = [f"{sign} {limit:.10g}" for sign, limit in limits.items() if limit is not None]
+    parts = [f"{sign} {_number(limit)}" for sign, limit in limits.items() if limit is not None]
     return " " + " and ".join(parts) if parts else ""
+
+
+def _number(value: float) -> str:
+    """Whole numbers with all their digits, so that a limit is what may be written."""
+    return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 def _length(kind: inspect.StrType | inspect.VarTupleType, unit: str = "") -> str:

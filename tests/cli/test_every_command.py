@@ -54,7 +54,7 @@ def test_wrong_usage_is_one_line_with_the_cure(name: str, capsys: pytest.Capture
     out, error = capsys.readouterr()
     assert out == "" and error.count("\n") == 1
     assert error.startswith("error: No such option: --frobnicate")
-    assert f"(see barrel-inference {name.split()[0]} --help)" in error
+    assert f"(see barrel-inference {name} --help)" in error
 
 
 def test_the_help_as_data_has_every_command(capsys: pytest.CaptureFixture[str]) -> None:

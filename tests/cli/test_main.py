@@ -74,6 +74,13 @@ def test_wrong_usage_is_one_line_with_the_cure(capsys: pytest.CaptureFixture[str
     assert "barrel-inference version --help" in error
 
 
+def test_wrong_usage_names_the_help_of_the_command_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cache", "lookup"]) == cli.main(["run"]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert "(see barrel-inference cache lookup --help)" in error
+    assert "(see barrel-inference run --help)" in error
+
+
 def test_push_is_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["push", "mine"]) == EXIT_REFUSED
     assert "barrel-inference show mine --modelfile" in capsys.readouterr().err
@@ -84,8 +91,9 @@ def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None
     assert "frobnicate" in capsys.readouterr().err
 
 
-def test_version_is_also_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
+@pytest.mark.parametrize("option", ["--version", "-v"])
+def test_version_is_also_an_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([option]) == 0
     assert capsys.readouterr().out.startswith("barrel-inference ")
 
 

@@ -33,6 +33,14 @@ def test_a_transfer_is_told_now_and_then_and_every_new_status_at_once() -> None:
     assert out.getvalue().splitlines() == [short(_pulling(1)), short(_pulling(3)), "success"]
 
 
+def test_a_short_transfer_is_not_left_at_its_beginning() -> None:
+    out = io.StringIO()
+    lines = Lines(out, clock=lambda: 0.0)
+    for event in (_pulling(1), _pulling(2), _pulling(10), _pulling(10), {"status": "success"}):
+        lines.show(event)
+    assert out.getvalue().splitlines() == [short(_pulling(1)), short(_pulling(10)), "success"]
+
+
 def test_bars_fit_on_eighty_columns() -> None:
     out = io.StringIO()
     bars = Bars(out, width=80)

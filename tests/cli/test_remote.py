@@ -187,8 +187,8 @@ def test_a_prompt_is_brought_from_the_server_and_sent_to_it(run: Run, tmp_path: 
     ("command", "reason"),
     [
         (("export", "nobody", "missing/warm.tar", DOCUMENT), "'nobody' not found"),
-        (("export", "stub", "missing/warm.tar", DOCUMENT), "cannot write missing/warm.tar: No such file"),
-        (("import", "missing.tar"), "cannot read missing.tar: No such file"),
+        (("export", "stub", "missing/warm.tar", DOCUMENT), "cannot write missing/warm.tar: no such file"),
+        (("import", "missing.tar"), "cannot read missing.tar: no such file"),
         (("import", "pyproject.toml"), "cannot import"),
         (("import", "pyproject.toml", "--tier", "nosuch"), "nosuch"),
     ],

@@ -97,6 +97,12 @@ def test_a_prompt_that_is_too_long_is_an_error_whoever_answers(run: Run, here: R
             assert done.stderr.splitlines()[-1].startswith("error: ")
 
 
+def test_a_prompt_needs_no_quotes(run: Run) -> None:
+    quoted, bare = run("stub", "--raw", *FEW, "Once upon"), run("stub", "Once", "--raw", *FEW, "upon")
+    assert quoted.stdout == bare.stdout != ""
+    assert bare.returncode == 0, bare.stderr
+
+
 def test_a_wrong_value_is_the_same_mistake_whoever_answers(run: Run, here: RunningServer) -> None:
     codes = [run("stub", "Hi", "--temperature", "-1", port=port).returncode for port in (port_of(here), 9)]
     assert codes == [EXIT_USAGE, EXIT_USAGE]
@@ -167,8 +173,8 @@ class Loaded:
 
     url = "http://there"
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        return {"models": [{"name": "a:latest"}]}
+    def has_loaded(self, model: str) -> bool:
+        return model == "a"
 
 
 def test_what_counts_at_loading_only() -> None:

@@ -31,8 +31,8 @@ def test_a_wish_as_a_server_takes_it_and_as_a_model_does(tmp_path: Path) -> None
     ("form", "think", "keep_alive", "said"),
     [
         ("nowhere.json", None, None, "nor a file of one: no such file"),
-        ("{oops", None, None, "no JSON schema: "),
-        (__file__, None, None, "no JSON schema: "),
+        ("{oops", None, None, "not a JSON schema: "),
+        (__file__, None, None, "not a JSON schema: "),
         (None, "deep", None, "expected low, medium, high, max"),
         (None, None, "soon", "--keepalive soon: write 10m"),
     ],
@@ -45,6 +45,7 @@ def test_a_wish_that_nobody_understands(form: str | None, think: str | None, kee
 @pytest.mark.parametrize(
     ("words", "read"),
     [
+        ([], []),
         (["m", "--think"], ["m", "--think=true"]),
         (["m", "--think", "Why?"], ["m", "--think=true", "Why?"]),
         (["m", "--think", "high", "Why?"], ["m", "--think", "high", "Why?"]),

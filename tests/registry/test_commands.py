@@ -62,7 +62,8 @@ def test_a_day_with_models(shell: Shell) -> None:
     assert (code, out.split()) == (0, ["num_ctx", "9000"])
     assert err.startswith("num_ctx 9000 is capped at 4096: raise registry.max_context_size")
     assert "top_k" in shell.ok("edit", "me/copy:v1", "top_k=5", "stop=a", "stop=b")
-    assert shell.ok("show", "me/copy:v1", "--parameters").split()[2:] == ["top_k", "5", "stop", '"a"', "stop", '"b"']
+    listed = shell.ok("show", "me/copy:v1", "--parameters").split()  # by name, as /api/show lists them
+    assert listed == ["num_ctx", "9000", "stop", '"a"', "stop", '"b"', "top_k", "5"]
     modelfile = shell.ok("show", "me/copy:v1", "--modelfile")
     assert "FROM me/copy:v1\n" in modelfile and "PARAMETER stop b\n" in modelfile
     assert "ok" in shell.ok("verify")

@@ -141,6 +141,12 @@ def test_what_is_no_spec(text: str) -> None:
         parse_spec(text)
 
 
+@pytest.mark.parametrize("text", ["hf://Org", "hf://", "hf.co/Org/"])
+def test_a_repository_that_is_missing_is_asked_for(text: str) -> None:
+    with pytest.raises(InvalidNameError, match="names no repository: write hf://Org/Repo"):
+        parse_spec(text)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.from_regex(PLAIN, fullmatch=True))
 def test_what_looks_plain_is_right(text: str) -> None:

@@ -245,7 +245,7 @@ REFUSED = {
 }
 
 
-SAID_OTHERWISE = {"reasoning_effort": "does not think", "suffix": "does not support insert"}
+SAID_OTHERWISE = {"reasoning_effort": "does not support thinking", "suffix": "does not support insert"}
 
 
 def parameters(api: str) -> list[str]:

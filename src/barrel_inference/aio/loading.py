@@ -21,7 +21,7 @@ from barrel_inference.config import (
     Policy,
     RuntimeConfig,
 )
-from barrel_inference.errors import ConfigError, InvalidModelError
+from barrel_inference.errors import ConfigError, InvalidModelError, os_reason
 from barrel_inference.fingerprint import Fingerprints, identity
 from barrel_inference.kvcache import policy
 from barrel_inference.options import build, nearest
@@ -153,7 +153,7 @@ def locate(model: str, registry: Registry) -> Path:
     try:
         return registry.locate(model).path
     except OSError as error:  # a name too long, a folder that may not be entered
-        raise InvalidModelError(f"{model:.80}: {(error.strerror or str(error)).lower()}") from error
+        raise InvalidModelError(f"{model:.80}: {os_reason(error)}") from error
 
 
 def resolve(model_id: str, arguments: LoadArguments, cwd_path: Path | None, fingerprints: Fingerprints) -> LoadOptions:

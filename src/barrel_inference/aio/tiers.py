@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from barrel_inference.config import RuntimeConfig, TierSpec
-from barrel_inference.errors import ConfigError, TierMismatchError, TierUnknownError, TierUnusableError
+from barrel_inference.errors import ConfigError, TierMismatchError, TierUnknownError, TierUnusableError, os_reason
 from barrel_inference.kvcache.admin import pressure
 from barrel_inference.kvcache.admin.janitor import Janitor, Limits
 from barrel_inference.kvcache.tier import Tier
@@ -207,8 +207,8 @@ class PrivateDirectory:
             self.path = lock_path.with_suffix("")
             self.path.mkdir(mode=0o700)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise TierUnusableError(f"the automatic tier cannot be made in {base}: {reason}", path=str(base)) from error
+            words = f"the automatic tier cannot be made in {base}: {os_reason(error)}"
+            raise TierUnusableError(words, path=str(base)) from error
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

@@ -114,7 +114,7 @@ class Dialogue:
     def prompt(self, turn: Turn) -> Prompt:
         """Raises TemplateError, UnsupportedError, InvalidRequestError."""
         if turn.think not in (None, False) and not self.can_think:
-            raise UnsupportedError("this model does not think")
+            raise UnsupportedError("this model does not support thinking")
         self._check_values(turn)
         tools = parameters(turn.tools)
         rendered = self._render(turn)

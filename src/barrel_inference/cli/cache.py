@@ -32,13 +32,13 @@ _TOLD = ("fingerprint", "quant_type", "type_k", "type_v", "flash_attn", "lora", 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 Model = Annotated[str, typer.Argument(help="A GGUF file, or a name.")]
-Prompt = Annotated[str | None, typer.Argument(help="The prompt, as run has it. Piped input comes before it.")]
-Raw = Annotated[bool, typer.Option("--raw", help="The text as it is, without the chat template.")]
+Prompt = Annotated[str | None, typer.Argument(help="The prompt, as for run. Piped input comes before it.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Take the text as it is, without the chat template.")]
 Tier = Annotated[str | None, typer.Option(help="Only the tier of this name.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="See and steer what is kept of prompts.", rich_markup_mode=None)
+    group = typer.Typer(help="Show and manage the prompts that are kept.", rich_markup_mode=None)
     for command in (stats, lookup, pin, unpin, clear, verify, export):
         group.command()(command)
     group.command("import")(import_)
@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
 
 
 def stats(json: Json = False) -> None:
-    """What each model keeps in each tier, and what was counted.
+    """Show what each model keeps in each tier, and the counters.
 
     Counters are those of a server, since its start; without BARREL_INFERENCE_HOST of the one that runs on this machine.
 
@@ -116,7 +116,7 @@ def _amount(name: str, value: float) -> str:
 
 
 def lookup(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = False) -> None:
-    """How much of a prompt would be restored.
+    """Show how much of a prompt would be restored.
 
     Example: barrel-inference cache lookup smollm2:135m < prompt.txt
     """
@@ -158,12 +158,16 @@ def unpin(model: Model, prompt: Prompt = None, raw: Raw = False, json: Json = Fa
 
 
 def clear(
-    namespace: Annotated[str | None, typer.Option(help="Only this model's: 8 hex digits or more, see stats.")] = None,
-    older_than: Annotated[str | None, typer.Option(help="Only what was not used for so long: 90m, 12h, 30d.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Only this namespace: 8 or more of its hex digits, from stats.")
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Only what has not been used for this long: 90m, 12h, 30d.")
+    ] = None,
     tier: Tier = None,
     json: Json = False,
 ) -> None:
-    """Remove what is kept: everything, or what the options choose. Running requests see misses.
+    """Remove what is kept: everything, or what the options select. Running requests see misses.
 
     Example: barrel-inference cache clear --older-than 30d
     """
@@ -178,7 +182,7 @@ def clear(
 
 
 def verify(tier: Tier = None, json: Json = False) -> None:
-    """Read and prove every object; damaged ones go to quarantine. Exits 1 when there were any.
+    """Read and check every object; damaged ones go to quarantine. Exits 1 when there were any.
 
     Example: barrel-inference cache verify
     """
@@ -216,8 +220,8 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="What export has written.")],
-    tier: Annotated[str | None, typer.Option(help="Where to put them; else the first tier.")] = None,
+    file: Annotated[Path, typer.Argument(help="A file written by export.")],
+    tier: Annotated[str | None, typer.Option(help="Where to put them. Default: the first tier.")] = None,
     json: Json = False,
 ) -> None:
     """Put an exported file's objects into the store.

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from email.message import Message
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from barrel_inference.errors import (
     BarrelError,
@@ -19,6 +19,7 @@ from barrel_inference.errors import (
     ModelNotFoundError,
     UnreachableError,
     from_dict,
+    os_reason,
 )
 from barrel_inference.server.environment import ENV_HOST, configuration, url
 from barrel_inference.server.failures import ERROR_CODE, WRONG_OPTION
@@ -71,6 +72,11 @@ class Client:
             raise
         return True
 
+    def has_loaded(self, model: str) -> bool:
+        """By this name, or another one that it goes by. Raises ModelNotFoundError."""
+        name = self.ask("GET", f"/v1/models/{quote(model)}")["id"]
+        return any(name in each.get("names", [each["name"]]) for each in self.ask("GET", "/api/ps")["models"])
+
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of the answer; None for an empty one."""
         with self._sent(method, path, _packed(body)) as response:
@@ -97,7 +103,7 @@ class Client:
                     out.writelines(self._blocks(response))
                 temporary.replace(file)
             except OSError as error:
-                raise CacheError(f"cannot write {file}: {error.strerror or error}") from error
+                raise CacheError(f"cannot write {file}: {os_reason(error)}") from error
             finally:
                 temporary.unlink(missing_ok=True)
             return response.headers
@@ -116,7 +122,7 @@ class Client:
         try:
             content = file.open("rb")
         except OSError as error:
-            raise CacheError(f"cannot read {file}: {error.strerror or error}") from error
+            raise CacheError(f"cannot read {file}: {os_reason(error)}") from error
         with content, self._sent("POST", path, content) as response:
             return _read(response)
 
@@ -147,10 +153,8 @@ class Client:
         try:
             connection.connect()
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise UnreachableError(
-                f"no server at {self.url} ({reason.lower()}): start one with barrel-inference serve, or set {ENV_HOST}"
-            ) from None
+            cure = f"start one with barrel-inference serve, or set {ENV_HOST}"
+            raise UnreachableError(f"no server at {self.url} ({os_reason(error)}): {cure}") from None
         return connection
 
 
@@ -167,7 +171,8 @@ def _failure(status: int, body: bytes, headers: http.client.HTTPMessage) -> Barr
     """As the class that the server names, in the head or beside the message; another server's by its status."""
     try:
         said = json.loads(body)
-        message = str(said["error"])
+        error = said["error"]  # a text in Ollama's dialect, an object in OpenAI's
+        message = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
         said, message = {}, f"the server answered {status}"
     kinds: dict[int, type[BarrelError]] = {404: ModelNotFoundError, 400: InvalidRequestError}

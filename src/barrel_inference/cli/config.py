@@ -17,16 +17,16 @@ from barrel_inference.server.environment import configuration
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="See and check the configuration.", rich_markup_mode=None)
+    group = typer.Typer(help="Show and check the configuration.", rich_markup_mode=None)
     group.command()(show)
     group.command()(check)
     app.add_typer(group, name="config")
 
 
 def show(
-    all_: Annotated[bool, typer.Option("--all", help="Also what stands at its default.")] = False, json: Json = False
+    all_: Annotated[bool, typer.Option("--all", help="Also options at their defaults.")] = False, json: Json = False
 ) -> None:
-    """What is in force here: defaults, file, environment. Secrets are not shown.
+    """Show the settings in force: defaults, file, environment. Secrets are not shown.
 
     Example: barrel-inference config show --all
     """
@@ -44,11 +44,11 @@ def show(
 
 
 def check(
-    file: Annotated[Path | None, typer.Argument(help="The file; else the one in force.")] = None, json: Json = False
+    file: Annotated[Path | None, typer.Argument(help="The file. Default: the one in use.")] = None, json: Json = False
 ) -> None:
-    """Whether a file has only known keys with allowed values.
+    """Check that a file has only known keys with allowed values.
 
-    Models that it describes and that are not here are a warning.
+    Models that it describes but that are not here are warned about.
 
     Example: barrel-inference config check barrel.toml
     """

@@ -13,7 +13,7 @@ from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry
 from barrel_inference.cli.progress import follow
 from barrel_inference.cli.pull import Json, JsonLines
-from barrel_inference.errors import ModelfileError
+from barrel_inference.errors import ModelfileError, os_reason
 from barrel_inference.registry.create import CreateRequest
 
 
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def create(
-    name: Annotated[str, typer.Argument(help="What to call it.")],
+    name: Annotated[str, typer.Argument(help="The new model's name.")],
     file: Annotated[Path, typer.Option("--file", "-f", help="The Modelfile; - reads standard input.")] = Path(
         "Modelfile"
     ),
@@ -60,5 +60,4 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ModelfileError(f"{file}: {reason}; name it with -f, or use --from") from None
+        raise ModelfileError(f"{file}: {os_reason(error)}; name it with -f, or use --from") from None

@@ -23,7 +23,7 @@ from barrel_inference.aio.tiers import Tiers
 from barrel_inference.cli import local
 from barrel_inference.cli.report import EXIT_FAILED, Json, human_bytes, one_line, print_json
 from barrel_inference.config import RuntimeConfig, TierSpec
-from barrel_inference.errors import BarrelError, TierUnusableError
+from barrel_inference.errors import BarrelError, TierUnusableError, os_reason
 from barrel_inference.memory import system_memory
 from barrel_inference.server import environment
 from barrel_inference.worker.memory import PsutilMemory
@@ -169,7 +169,7 @@ def probe(spec: TierSpec, n_bytes: int = PROBE_BYTES) -> TierReport:
             report.writable = True
             report.read_bytes_s = _read_speed(file.fileno(), n_bytes)
     except OSError as error:
-        report.error = error.strerror or str(error)
+        report.error = os_reason(error)
     return report
 
 

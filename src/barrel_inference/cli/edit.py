@@ -10,9 +10,8 @@ import typer
 from barrel_inference.cli import remote
 from barrel_inference.cli.installed import registry
 from barrel_inference.cli.report import Json, print_json
-from barrel_inference.cli.show import parameter_lines
 from barrel_inference.errors import ConfigError
-from barrel_inference.registry.modelfile.parameters import cap_note, parse_parameter
+from barrel_inference.registry.modelfile.parameters import cap_note, parameter_lines, parse_parameter
 
 
 def register(app: typer.Typer) -> None:

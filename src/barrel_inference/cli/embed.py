@@ -19,8 +19,10 @@ def register(app: typer.Typer) -> None:
 
 def embed(
     model: Annotated[str, typer.Argument(help="The model's name.")],
-    texts: Annotated[list[str] | None, typer.Argument(help="What to embed; else each line of standard input.")] = None,
-    dimensions: Annotated[int | None, typer.Option(help="Cut to so many numbers and normalise again.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="What to embed. Default: each line of standard input.")
+    ] = None,
+    dimensions: Annotated[int | None, typer.Option(help="Shorten to this many numbers, and normalise again.")] = None,
     json: Json = False,
 ) -> None:
     """Turn texts into vectors, with a running server.

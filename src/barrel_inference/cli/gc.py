@@ -19,7 +19,7 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     json: Json = False,
 ) -> None:
-    """Give back the disk space of what nothing uses.
+    """Free the disk space that nothing uses.
 
     That is: weights of no installed or loaded model and of no running pull, and downloads long abandoned.
 

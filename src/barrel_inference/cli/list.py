@@ -22,9 +22,9 @@ def register(app: typer.Typer) -> None:
 
 
 def list_models(
-    prefix: Annotated[str, typer.Argument(help="Only names that begin so.")] = "", json: Json = False
+    prefix: Annotated[str, typer.Argument(help="Only names that begin with this.")] = "", json: Json = False
 ) -> None:
-    """Installed models and those of the configuration, newest first.
+    """List installed and configured models, newest first.
 
     Example: barrel-inference list
     """

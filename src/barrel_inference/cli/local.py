@@ -19,7 +19,7 @@ from barrel_inference.cli import installed
 from barrel_inference.cli.progress import follow
 from barrel_inference.cli.report import printable
 from barrel_inference.config import RuntimeConfig, TierSpec
-from barrel_inference.errors import ConfigError, InvalidModelError, ModelNotFoundError, TierUnusableError
+from barrel_inference.errors import ConfigError, InvalidModelError, ModelNotFoundError, TierUnusableError, os_reason
 from barrel_inference.kvcache.quota import Quota
 from barrel_inference.kvcache.tier import Tier
 from barrel_inference.registry.files import Root, default_root
@@ -55,8 +55,7 @@ def _opened(root: Path) -> TierSpec:
         existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
         room = shutil.disk_usage(existing).free + _held_bytes(path)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise TierUnusableError(f"{path} cannot be used: {reason}", path=str(path)) from error
+        raise TierUnusableError(f"{path} cannot be used: {os_reason(error)}", path=str(path)) from error
     if room // 2 < MIN_QUOTA_BYTES:
         raise TierUnusableError(f"{path} cannot be used: the disk is full", path=str(path))
     return Tier(TierSpec(name=STORE, kind="disk", path=str(path), quota_bytes=min(MAX_QUOTA_BYTES, room // 2))).spec
@@ -125,7 +124,7 @@ def question(prompt: str | None) -> str:
     piped = "" if sys.stdin.isatty() else sys.stdin.read().strip("\n")
     asked = "\n\n".join(part for part in (piped, prompt) if part)
     if not asked:
-        raise ConfigError("there is no prompt: write it behind the model's name, or pipe it in", option="prompt")
+        raise ConfigError("there is no prompt: give one after the model's name, or pipe it in", option="prompt")
     return asked
 
 

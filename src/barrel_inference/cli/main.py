@@ -16,7 +16,7 @@ import typer
 
 from barrel_inference.cli.descriptors import open_standard
 from barrel_inference.cli.report import EXIT_FAILED, EXIT_INTERRUPTED, exit_code, one_line, printable
-from barrel_inference.errors import BarrelError
+from barrel_inference.errors import BarrelError, os_reason
 
 # The file of a command has its name.
 _SERVING = ("serve", "run", "stop", "ps")
@@ -55,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     help_as_data = arguments[0] == "help" and "--json" in arguments
     if arguments[0] == "help":
         arguments = arguments[1:] if help_as_data else [*arguments[1:], "--help"]
-    elif arguments[0] == "--version":
+    elif arguments[0] in ("--version", "-v"):
         arguments[0] = "version"
     try:
         if help_as_data:
             return _describe(arguments)
         return build(arguments)(arguments, standalone_mode=False) or 0
     except typer.TyperException as error:  # wrong usage
-        sys.stderr.write(f"error: {error.format_message()}  (see barrel-inference {_asked(arguments)}--help)\n")
+        sys.stderr.write(f"error: {error.format_message()}  (see barrel-inference {_asked(error)}--help)\n")
         return error.exit_code
     except BarrelError as error:
         sys.stderr.write(f"error: {one_line(error)}\n")
@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:  # of a disk, more often than not the one that our output goes to
         _drop_output()
-        reason, place = (error.strerror or str(error)).lower(), error.filename or "output"
-        sys.stderr.write(f"error: {printable(f'{place}: {reason}')}\n")
+        place = error.filename or "output"
+        sys.stderr.write(f"error: {printable(f'{place}: {os_reason(error)}')}\n")
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
@@ -94,8 +94,12 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _asked(arguments: Sequence[str]) -> str:
-    return f"{arguments[0]} " if arguments and arguments[0] in COMMANDS else ""
+def _asked(error: typer.TyperException) -> str:
+    """The command whose usage was wrong, with its group: ``cache lookup``."""
+    words, context = "", getattr(error, "ctx", None)
+    while context is not None and context.parent is not None:
+        words, context = f"{context.info_name} {words}", context.parent
+    return words
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from barrel_inference.cli.client import Client
 from barrel_inference.cli.local import no_file
 from barrel_inference.errors import UnreachableError, UnsupportedError
 from barrel_inference.registry.files import absolute
-from barrel_inference.registry.names import is_weights_path, name_of, tagged
+from barrel_inference.registry.names import is_weights_path, name_of
 from barrel_inference.server.environment import configuration
 
 STOP_TIMEOUT_S = 45.0  # it may still have state to save
@@ -68,9 +68,7 @@ def server(model: str) -> Iterator[tuple[Client, str]]:
 def check_loading(client: Client, name: str, options: Mapping[str, Any]) -> None:
     """Options that count only when a model is loaded would be ignored by a server that has it. Raises
     UnsupportedError."""
-    if "num_gpu" not in options:
-        return
-    if tagged(name) in {each["name"] for each in client.ask("GET", "/api/ps")["models"]}:
+    if "num_gpu" in options and client.has_loaded(name):
         raise UnsupportedError(
             f"--gpu-layers counts when a model is loaded, and the server at {client.url} has {name} loaded: "
             f"barrel-inference stop {name} first, or leave the option out"

@@ -27,20 +27,22 @@ class Display(Protocol):
 
 
 class Lines:
-    """A line for each new status, and one now and then while it goes on."""
+    """A line for each new status, one now and then while it goes on, and one when a transfer is complete."""
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
         self._clock = clock
-        self._status = ""
+        self._status = self._line = ""
         self._told = 0.0
 
     def show(self, event: Event) -> None:
-        now = self._clock()
-        if event["status"] == self._status and now - self._told < LINE_S:
+        now, line = self._clock(), short(event)
+        is_complete = bool(event.get("total")) and event.get("completed") == event["total"]
+        is_due = event["status"] != self._status or now - self._told >= LINE_S or is_complete
+        if not is_due or line == self._line:
             return
-        self._status, self._told = event["status"], now
-        self._out.write(f"{short(event)}\n")
+        self._status, self._line, self._told = event["status"], line, now
+        self._out.write(f"{line}\n")
         self._out.flush()
 
     def close(self) -> None:

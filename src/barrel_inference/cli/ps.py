@@ -10,7 +10,7 @@ import typer
 from barrel_inference.cli.client import Client
 from barrel_inference.cli.report import Json, human_bytes, print_json, table
 
-HEAD = ("NAME", "SIZE", "DIGEST", "CONTEXT", "REQUESTS", "UNTIL")
+HEAD = ("NAME", "SIZE", "ID", "CONTEXT", "REQUESTS", "UNTIL")
 
 
 def register(app: typer.Typer) -> None:
@@ -18,9 +18,10 @@ def register(app: typer.Typer) -> None:
 
 
 def ps(json: Json = False) -> None:
-    """Loaded models, and until when each stays.
+    """List loaded models, and how long each stays.
 
-    UNTIL is a time of this machine's zone, or never: the model is held, or a request is running.
+    Names of the same weights share one row. UNTIL is a time in this machine's zone, or never: the model is held, or a
+    request is running.
 
     Example: barrel-inference ps
     """
@@ -34,7 +35,7 @@ def ps(json: Json = False) -> None:
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
     requests = f"{model['active']}, {model['queued']} waiting"
     return (
-        model["name"],
+        ", ".join(model["names"]),
         human_bytes(model["size"]),
         model["digest"][:12],
         str(model["context_length"]),

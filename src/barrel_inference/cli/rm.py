@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def rm(models: Annotated[list[str], typer.Argument(help="Installed models.")], json: Json = False) -> None:
-    """Forget models; gc gives back their disk space.
+    """Remove models; gc frees their disk space.
 
     Weights that another name uses stay.
 

@@ -28,11 +28,11 @@ def register(app: typer.Typer) -> None:
 
 def run(
     model: Annotated[str, typer.Argument(help="A GGUF file, or a name such as smollm2:135m.")],
-    prompt: Annotated[str | None, typer.Argument(help="What to ask. Piped input comes before it.")] = None,
+    prompt: Annotated[list[str] | None, typer.Argument(help="What to ask. Piped input comes before it.")] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="Stop after so many tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 always picks the likeliest token.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed and prompt give the same text.")] = None,
     ctx: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
     gpu_layers: Annotated[int | None, typer.Option(help="Layers on the GPU; 99 is all of them.")] = None,
@@ -44,17 +44,17 @@ def run(
     ] = None,
     no_think: Annotated[bool, typer.Option("--no-think", help="Let it answer without thinking.")] = False,
     keep_alive: Annotated[
-        str | None, typer.Option("--keepalive", help="How long a server keeps the model afterwards: 10m, -1.")
+        str | None, typer.Option("--keepalive", help="How long a server keeps the model loaded: 10m, -1.")
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look for saved state nor save any.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say afterwards what it took.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not use saved state, and save none.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print token counts and times.")] = False,
     json: Json = False,
 ) -> None:
     """Answer a prompt with a model; no server is needed.
 
-    Where BARREL_INFERENCE_HOST names a server, that one answers; so does one that runs on this machine and knows the
-    model's name. Else, and for a file, the model is loaded for this command alone. A long prompt is read once: what was
-    read is kept on disk, and the next run with the same beginning starts there. Without a prompt it is a conversation.
+    If a server is running on this machine and has the model, or BARREL_INFERENCE_HOST names one, the server answers.
+    Otherwise the model is loaded for this command alone. A long prompt is read once: it is kept on disk, and the next
+    run that begins in the same way continues from there. Without a prompt this starts a conversation.
 
     Example: barrel-inference run smollm2:135m "Why is the sky blue?"
 
@@ -66,12 +66,12 @@ def run(
     """
     wished = wishes.wishes(form, think, no_think, keep_alive, raw=raw)
     given = _given(num_predict=max_tokens, temperature=temperature, seed=seed, num_ctx=ctx, num_gpu=gpu_layers)
-    if prompt is None and sys.stdin.isatty() and not (raw or json):
+    if not prompt and sys.stdin.isatty() and not (raw or json):
         from barrel_inference.cli.repl import converse
 
         converse(model, system=system, options=given, cache=not no_cache, verbose=verbose, wishes=wished)
         return
-    question = local.question(prompt)
+    question = local.question(" ".join(prompt or ()))  # no quotes needed, as in Ollama
     if (found := running(model)) is not None:
         check_loading(*found, given)
         body = {"options": given, **({"cache": "off"} if no_cache else {}), **wished.body()}

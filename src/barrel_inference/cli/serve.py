@@ -32,18 +32,20 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Where to listen, as host[:port]. [default: 127.0.0.1:8080]")] = None,
-    port: Annotated[int | None, typer.Option(help="The port alone.")] = None,
-    parallel: Annotated[int | None, typer.Option(help="Requests of one model at a time.")] = None,
-    ctx: Annotated[int | None, typer.Option(help="Context of a request, and the most one may ask for.")] = None,
-    keep_alive: Annotated[str | None, typer.Option(help="How long an idle model stays: 10m, 1h, -1.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port to listen on.")] = None,
+    parallel: Annotated[int | None, typer.Option(help="Requests that one model answers at a time.")] = None,
+    ctx: Annotated[
+        int | None, typer.Option(help="Context length, in tokens, and the most a request may ask for.")
+    ] = None,
+    keep_alive: Annotated[str | None, typer.Option(help="How long an idle model stays loaded: 10m, 1h, -1.")] = None,
     preload: Annotated[
-        list[str] | None, typer.Option(metavar="<str>", help="Load this model, or GGUF file, at the start; repeatable.")
+        list[str] | None, typer.Option(metavar="<str>", help="Load this model or GGUF file at the start; repeatable.")
     ] = None,
     insecure_no_auth: Annotated[
-        bool, typer.Option("--insecure-no-auth", help="Listen to other machines without API keys.")
+        bool, typer.Option("--insecure-no-auth", help="Let other machines connect without an API key.")
     ] = False,
-    log_level: Annotated[Level, typer.Option(help="How much to say on standard error.")] = "info",
-    json: Annotated[bool, typer.Option("--json", help="Say where it listens as a line of JSON.")] = False,
+    log_level: Annotated[Level, typer.Option(help="How much to log to standard error.")] = "info",
+    json: Annotated[bool, typer.Option("--json", help="Print the address as a line of JSON.")] = False,
 ) -> None:
     """Serve Ollama's, OpenAI's and Anthropic's API on this machine.
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
 
 from barrel_inference.cli import remote
+from barrel_inference.cli.client import Client
 from barrel_inference.cli.installed import configured, registry
 from barrel_inference.cli.report import Json, human_bytes, print_json, printable
 from barrel_inference.errors import ConfigError
 from barrel_inference.registry import Manifest
 from barrel_inference.registry.gguf import GgufInfo, Skipped
-from barrel_inference.registry.modelfile.parameters import format_parameter
+from barrel_inference.registry.modelfile.parameters import format_parameter, parameter_lines
 from barrel_inference.registry.names import tagged
 
 VALUE_WIDTH = 70
@@ -25,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    model: Annotated[str, typer.Argument(help="A model that list shows.")],
+    model: Annotated[str, typer.Argument(help="A model; see barrel-inference list.")],
     modelfile: Annotated[bool, typer.Option("--modelfile", help="Only the Modelfile.")] = False,
     parameters: Annotated[bool, typer.Option("--parameters", help="Only the parameters.")] = False,
     template: Annotated[bool, typer.Option("--template", help="Only the template.")] = False,
@@ -34,50 +35,35 @@ def show(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also metadata and tensors.")] = False,
     json: Json = False,
 ) -> None:
-    """Everything about one model.
+    """Show everything about one model.
 
     Example: barrel-inference show smollm2:135m
     """
-    asked = {"modelfile": modelfile, "parameters": parameters, "template": template, "system": system}
-    only = [name for name, wanted in (asked | {"license": license}).items() if wanted]
+    flags = {"modelfile": modelfile, "parameters": parameters, "template": template, "system": system}
+    only = [name for name, wanted in (flags | {"license": license}).items() if wanted]
     if len(only) > 1:
         raise ConfigError("only one of --modelfile, --parameters, --template, --system, --license", option="show")
-    if (server := remote.named()) is not None:
-        found = server.ask("POST", "/api/show", {"model": model, "verbose": verbose})
-        _tell(found, only[0] if only else None, json)
-        return
-    models = registry()
-    described = next((m for m in configured() if str(m.model_name) == tagged(model)), None)
-    manifest = described or models.resolve(model)
-    where = manifest.blob_path if described else str(manifest.model_name)
-    info = models.info(where) if verbose and where else None
+    server = remote.named()
+    shown = _here(model, verbose) if server is None else _there(server, model, verbose)
     if json:
-        print_json(_as_json(manifest, info))
-    elif modelfile:
-        typer.echo(models.modelfile(manifest), nl=False)
-    elif parameters:
-        typer.echo(parameter_lines(manifest.parameters))
-    elif template:
-        typer.echo(manifest.template or manifest.chat_template or "")
-    elif system:
-        typer.echo(manifest.system or "")
-    elif license:
-        typer.echo("\n".join(manifest.license))
-    else:
-        typer.echo(_text(manifest, info))
-
-
-def _tell(found: dict[str, Any], only: str | None, json: bool) -> None:
-    """As a server tells it."""
-    if json:
-        print_json(found)
+        print_json(shown.data)
     elif only:
-        typer.echo(found.get(only) or "")
+        typer.echo(shown.parts.get(only[0], "").removesuffix("\n"))
     else:
-        typer.echo(_told(found))
+        typer.echo(_page(shown.facts, shown.sections))
 
 
-def _told(found: dict[str, Any]) -> str:
+class Shown(NamedTuple):
+    """A model as a server or the files of this machine have it."""
+
+    data: dict[str, Any]
+    parts: dict[str, str]  # by the flag that asks for one alone
+    facts: dict[str, Any]
+    sections: dict[str, list[str]]
+
+
+def _there(server: Client, model: str, verbose: bool) -> Shown:
+    found = server.ask("POST", "/api/show", {"model": model, "verbose": verbose})
     details, tensors = found["details"], found.get("tensors")
     facts = {
         "architecture": details["family"],
@@ -86,25 +72,55 @@ def _told(found: dict[str, Any]) -> str:
         "embedding length": details.get("embedding_length", ""),
         "quantization": details["quantization_level"],
     }
+    parts = {name: text for name, text in found.items() if isinstance(text, str)}
     sections = {
         "Capabilities": found["capabilities"],
-        "Parameters": found["parameters"].splitlines(),
-        "System": _beginning(found.get("system", "")),
-        "License": _beginning(found.get("license", "")),
+        **_beginnings(parts),
         "Metadata": [] if tensors is None else metadata_lines(found["model_info"]),
         "Tensors": [_tensor_line(each["name"], each["type"], each["shape"]) for each in tensors or ()],
     }
-    return _page(facts, sections)
+    return Shown(found, parts, facts, sections)
 
 
-def parameter_lines(parameters: dict[str, Any]) -> str:
-    """``name  value``, a line each; several of one name one below the other."""
-    lines = []
-    for name, value in parameters.items():
-        for item in value if isinstance(value, list) else [value]:
-            shown = f'"{item}"' if isinstance(item, str) else format_parameter(item)
-            lines.append(f"{name:<30} {shown}")
-    return "\n".join(lines)
+def _here(model: str, verbose: bool) -> Shown:
+    models = registry()
+    described = next((m for m in configured() if str(m.model_name) == tagged(model)), None)
+    manifest = described or models.resolve(model)
+    where = manifest.blob_path if described else str(manifest.model_name)
+    info = models.info(where) if verbose and where else None
+    facts = {
+        "architecture": manifest.architecture,
+        "parameters": manifest.parameter_size,
+        "context length": manifest.context_size or "",
+        "embedding length": manifest.embedding_length or "",
+        "quantization": manifest.quantization.upper(),
+        "size": human_bytes(manifest.total_bytes),
+        "digest": manifest.digest,
+        "from": manifest.spec,
+    }
+    parts = {
+        "modelfile": models.modelfile(manifest),
+        "parameters": parameter_lines(manifest.parameters),
+        "template": manifest.template or manifest.chat_template or "",
+        "system": manifest.system or "",
+        "license": "\n".join(manifest.license),
+    }
+    sections = {
+        "Capabilities": list(manifest.capabilities),
+        "Projector": [human_bytes(manifest.projector.size_bytes)] if manifest.projector else [],
+        **_beginnings(parts),
+        "Metadata": metadata_lines(info.metadata) if info else [],
+        "Tensors": [_tensor_line(each.name, each.type, each.shape) for each in info.tensors] if info else [],
+    }
+    return Shown(_as_json(manifest, info), parts, facts, sections)
+
+
+def _beginnings(parts: Mapping[str, str]) -> dict[str, list[str]]:
+    return {
+        "Parameters": parts.get("parameters", "").splitlines(),
+        "System": _beginning(parts.get("system", "")),
+        "License": _beginning(parts.get("license", "")),
+    }
 
 
 def metadata_lines(metadata: Mapping[str, Any]) -> list[str]:
@@ -131,29 +147,6 @@ def _as_json(manifest: Manifest, info: GgufInfo | None) -> dict[str, Any]:
         value["metadata"] = info.metadata
         value["tensors"] = [tensor._asdict() for tensor in info.tensors]
     return value
-
-
-def _text(manifest: Manifest, info: GgufInfo | None) -> str:
-    facts = {
-        "architecture": manifest.architecture,
-        "parameters": manifest.parameter_size,
-        "context length": manifest.context_size or "",
-        "embedding length": manifest.embedding_length or "",
-        "quantization": manifest.quantization.upper(),
-        "size": human_bytes(manifest.total_bytes),
-        "digest": manifest.digest,
-        "from": manifest.spec,
-    }
-    sections = {
-        "Capabilities": manifest.capabilities,
-        "Projector": [human_bytes(manifest.projector.size_bytes)] if manifest.projector else [],
-        "Parameters": parameter_lines(manifest.parameters).splitlines(),
-        "System": _beginning(manifest.system or ""),
-        "License": _beginning("\n".join(manifest.license)),
-        "Metadata": metadata_lines(info.metadata) if info else [],
-        "Tensors": [_tensor_line(each.name, each.type, each.shape) for each in info.tensors] if info else [],
-    }
-    return _page(facts, sections)
 
 
 def _tensor_line(name: str, kind: str, shape: Iterable[int]) -> str:

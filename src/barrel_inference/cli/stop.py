@@ -25,9 +25,8 @@ def stop(
     Example: barrel-inference stop smollm2:135m
     """
     client = Client()
-    names = {each["name"] for each in client.ask("GET", "/api/ps")["models"]}
-    if model not in names and f"{model}:latest" not in names:
-        raise NotLoadedError(f'couldn\'t find model "{model}" to stop; loaded: {", ".join(sorted(names)) or "none"}')
+    if not client.has_loaded(model):
+        raise NotLoadedError(f"model '{model}' is not loaded; barrel-inference ps shows those that are")
     answer = client.ask("POST", "/api/generate", {"model": model, "keep_alive": 0})
     if json:
         print_json(answer)

@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    models: Annotated[list[str] | None, typer.Argument(help="Installed models; all of them when left out.")] = None,
+    models: Annotated[list[str] | None, typer.Argument(help="Installed models. Default: all of them.")] = None,
     json: Json = False,
 ) -> None:
     """Read every byte of the weights and compare with their digests.

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from typer.core import TyperCommand
 
-from barrel_inference.errors import ConfigError
+from barrel_inference.errors import ConfigError, os_reason
 from barrel_inference.server.models.keepalive import FOREVER, parse_environment
 
 LEVELS = ("low", "medium", "high", "max")
@@ -55,13 +56,12 @@ def _form(text: str) -> Any:
     try:
         schema = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        words = f"--format: neither json, nor a JSON schema, nor a file of one: {reason}"
+        words = f"--format: neither json, nor a JSON schema, nor a file of one: {os_reason(error)}"
         raise ConfigError(words, option="format") from None
     except ValueError as error:
-        raise ConfigError(f"--format: no JSON schema: {error}", option="format") from None
+        raise ConfigError(f"--format: not a JSON schema: {error}", option="format") from None
     if not isinstance(schema, dict):
-        raise ConfigError("--format: a JSON schema is an object", option="format")
+        raise ConfigError("--format: a JSON schema must be an object", option="format")
     return schema
 
 
@@ -90,5 +90,5 @@ class Command(TyperCommand):
 
 def with_levels(arguments: list[str]) -> list[str]:
     """A prompt behind ``--think`` is not its level."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    pairs = pairwise([*arguments, ""])
     return ["--think=true" if word == "--think" and after not in (*LEVELS, *_SAID) else word for word, after in pairs]

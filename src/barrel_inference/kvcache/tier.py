@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from barrel_inference.config import TierSpec
-from barrel_inference.errors import ConfigError, TierUnusableError
+from barrel_inference.errors import ConfigError, TierUnusableError, os_reason
 from barrel_inference.files import is_full, read_small, write_atomically
 from barrel_inference.kvcache.quota import Quota, allocation
 from barrel_inference.kvcache.record import CorruptError, Name, parse_name
@@ -107,10 +107,8 @@ class Tier:
             test.touch(0o600, exist_ok=False)
             test.unlink()
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise TierUnusableError(
-                f"tier {self.name}: {self.root} cannot be used: {reason}", tier=self.name, path=str(self.root)
-            ) from error
+            words = f"tier {self.name}: {self.root} cannot be used: {os_reason(error)}"
+            raise TierUnusableError(words, tier=self.name, path=str(self.root)) from error
 
     def _make_folders(self) -> None:
         for folder in ("tmp", "quarantine", "pins"):

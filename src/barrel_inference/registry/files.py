@@ -11,7 +11,7 @@ from pathlib import Path
 
 import platformdirs
 
-from barrel_inference.errors import BarrelError, DiskFullError, ReadOnlyError, RegistryError
+from barrel_inference.errors import BarrelError, DiskFullError, ReadOnlyError, RegistryError, os_reason
 from barrel_inference.files import is_full
 from barrel_inference.registry.locks import WAIT_S, locked, try_lock
 
@@ -80,13 +80,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def os_error(error: OSError, path: Path) -> BarrelError:
-    reason = (error.strerror or str(error)).lower()
     path = Path(error.filename2 or error.filename or path) if isinstance(error.filename, str) else path
     if is_full(error):
         return DiskFullError(f"no space left for {path.name}; free some, or run: barrel-inference gc")
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return ReadOnlyError(f"cannot write to the models directory: {reason}")
-    return RegistryError(f"{path.name}: {reason}")
+        return ReadOnlyError(f"cannot write to the models directory: {os_reason(error)}")
+    return RegistryError(f"{path.name}: {os_reason(error)}")
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -241,6 +241,8 @@ def _parse_hub(rest: str) -> Spec:
     org, _, path = path.partition("/")
     repo, _, file = path.partition("/")
     repo, colon, quant = repo.partition(":")
+    if not (org and repo):
+        raise InvalidNameError(f"{rest!r} names no repository: write hf://Org/Repo or hf://Org/Repo/file.gguf")
     _require(_NAMESPACE, org, "organisation")
     _require(_PART, repo, "repository")
     if colon:

@@ -81,7 +81,7 @@ def describe_model(
 ) -> Manifest:
     info = gguf.read_files(tuple(item.path for item in models))
     if info.kind not in ("model", ""):
-        raise InvalidModelError(f"this GGUF holds no model but an {info.kind}")
+        raise InvalidModelError(f"this GGUF holds an {info.kind}, not a model")
     facts = describe(info, ground.options.max_context_size)
     return Manifest(
         name=name.name,

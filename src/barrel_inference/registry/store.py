@@ -21,6 +21,7 @@ from barrel_inference.errors import (
     ManifestError,
     ModelNotFoundError,
     RegistryError,
+    os_reason,
 )
 from barrel_inference.registry.blobs import Blobs
 from barrel_inference.registry.files import Root, absolute, sync_directory, write_atomic, writing
@@ -200,7 +201,7 @@ class Store:
         except FileNotFoundError:
             raise
         except OSError as error:  # a matter of permissions, not of content: nothing to set aside
-            raise ManifestError(f"cannot be read: {(error.strerror or str(error)).lower()}") from None
+            raise ManifestError(f"cannot be read: {os_reason(error)}") from None
         try:
             return stamp, decode(content)
         except (ManifestError, InvalidNameError) as error:

@@ -107,7 +107,7 @@ def address(text: str) -> tuple[str, int]:
         default = _DEFAULT_PORTS.get(scheme, DEFAULT_PORT) if separator else DEFAULT_PORT
         port = default if parts.port is None else parts.port
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no address: {error}", option=ENV_HOST, value=text) from None
+        raise ConfigError(f"{text!r} is not an address: {error}", option=ENV_HOST, value=text) from None
     return parts.hostname or "127.0.0.1", port
 
 

@@ -48,7 +48,7 @@ def check_exposure(options: ServerOptions) -> None:
     if auth.is_loopback(options.host) or options.api_keys or options.insecure_no_auth:
         return
     raise ConfigError(
-        f"host={options.host!r} can be reached by others: set api_keys, or --insecure-no-auth if that is meant",
+        f"host={options.host!r} lets other machines connect: set server.api_keys, or allow it with --insecure-no-auth",
         option="server.host",
         value=options.host,
     )

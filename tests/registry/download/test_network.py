@@ -58,7 +58,7 @@ def test_public_addresses(address: str) -> None:
         ),
         ("https://[64:ff9b::7f00:1]/x", "private address"),
         ("https:///x", "refusing to follow"),
-        *((url, "is no URL") for url in NO_URLS),
+        *((url, "is not a URL") for url in NO_URLS),
     ],
 )
 def test_urls_that_are_refused(url: str, cause: str) -> None:
@@ -85,7 +85,7 @@ async def test_redirects_to_where_nobody_should_go(hub: Hub, target: str) -> Non
 @pytest.mark.parametrize("target", ["https://[::1", "https://h:99999/x", "https://\xff/x"])
 async def test_redirects_to_what_is_no_url(hub: Hub, target: str) -> None:
     hub.serve("/x", b"").faults = [Fault(redirect=target)]
-    with pytest.raises(PullError, match="is no URL"):
+    with pytest.raises(PullError, match="is not a URL"):
         await get(hub, "/x")
 
 

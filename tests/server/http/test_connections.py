@@ -115,7 +115,7 @@ def test_a_body_in_broken_chunks_is_refused_at_once(
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     said, _, body = answer.partition(b"\r\n\r\n")
     assert said.startswith(b"HTTP/1.1 400") and b"connection: close" in said
-    assert isinstance(json.loads(body)["error"], kind) and b"no valid HTTP" in body
+    assert isinstance(json.loads(body)["error"], kind) and b"not valid HTTP" in body
 
 
 def test_two_hosts_are_refused(server: RunningServer) -> None:

@@ -135,7 +135,7 @@ def test_an_export_for_which_the_disk_has_no_space(
                 filler.write(bytes(4096))
         monkeypatch.setattr(tempfile, "tempdir", str(full))
         status, body, _ = export(server)
-        assert (status, "No space left" in json.loads(body)["error"]) == (507, True)
+        assert (status, "no space left" in json.loads(body)["error"]) == (507, True)
 
 
 def test_nothing_is_left_behind(server: RunningServer, archive: bytes) -> None:

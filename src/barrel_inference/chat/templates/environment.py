@@ -280,7 +280,7 @@ def _check_text_method(text: str, name: str, args: tuple[Any, ...], kwargs: dict
         case "join", (list() | tuple() as parts, *_):
             spent.size(len(text) * len(parts) + spent.weigh(parts))
         case "join", _:
-            raise TemplateError("the chat template joins what is no list")
+            raise TemplateError("the chat template joins something that is not a list")
         case "split" | "rsplit", _:
             separator = args[0] if args else kwargs.get("sep")
             spent.make(_PART * (text.count(separator) if separator else len(text) // 2))
@@ -362,7 +362,7 @@ def _round(value: float, precision: int = 0, method: Any = "common") -> float:
 
 def _sum(environment: jinja2.Environment, iterable: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
     if not isinstance(start, int | float):
-        raise TemplateError("the chat template adds up what are no numbers")
+        raise TemplateError("the chat template adds up things that are not numbers")
     return sync_do_sum(environment, iterable, attribute, start)
 
 

@@ -225,15 +225,16 @@ class StoredCheckpoints(Checkpoints):
 
     def _on_its_way(self, plan: StoredPlan) -> tuple[str, int] | None:
         """The key of what continues the plan and is being written, and how many tokens it leads to."""
-        i, keys = plan.length // BLOCK_TOKENS, plan.found.keys
+        n_blocks, keys = plan.length // BLOCK_TOKENS, plan.found.keys
         pending = self._store.pending_keys()
-        if not pending or i >= len(keys):
+        if not pending or n_blocks >= len(keys):
             return None
-        start, packed = i * BLOCK_TOKENS, pack_tokens(plan.tokens[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS])
-        if i + 1 < len(keys) and (block := short(keys[i + 1])) in pending:
+        start = n_blocks * BLOCK_TOKENS
+        if n_blocks + 1 < len(keys) and (block := short(keys[n_blocks + 1])) in pending:
             return block, start + BLOCK_TOKENS
-        for n in range(len(packed) // 4, plan.length - start, -1):
-            if (tail := short(rest_key("tail", keys[i], packed[: 4 * n]))) in pending:
+        rest = plan.tokens[start : start + BLOCK_TOKENS]
+        for n in range(len(rest), plan.length - start, -1):  # the longest tail first
+            if (tail := short(rest_key("tail", keys[n_blocks], pack_tokens(rest[:n])))) in pending:
                 return tail, start + n
         return None
 

@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from barrel_inference.errors import CacheError, CacheFullError
+from barrel_inference.errors import CacheError, CacheFullError, os_reason
 from barrel_inference.files import is_full, read_small
 from barrel_inference.kvcache.admin.content import found, prove, read_whole
 from barrel_inference.kvcache.lookup import Found, Piece
@@ -66,7 +66,7 @@ def export(store: Store, tokens: Sequence[int], path: Path, *, salt: str = "") -
         return moved
     except OSError as error:
         kind = CacheFullError if is_full(error) else CacheError
-        raise kind(f"cannot export to {path}: {error.strerror or error}") from error
+        raise kind(f"cannot export to {path}: {os_reason(error)}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -137,7 +137,7 @@ def import_file(path: Path, tier: Tier) -> Moved:
     except NoRoomError as error:
         raise CacheFullError(f"tier {tier.name} has no room for all of {path}") from error
     except (OSError, ValueError, tarfile.TarError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
+        reason = os_reason(error) if isinstance(error, OSError) else error
         raise CacheError(f"cannot import {path}: {reason}") from error
     return Moved(objects, n_bytes, tokens=_reach(spans), present=present, refused=refused)
 

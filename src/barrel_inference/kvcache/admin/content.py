@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from barrel_inference.errors import CacheError, NotStoredError
+from barrel_inference.errors import CacheError, NotStoredError, os_reason
 from barrel_inference.files import read_small
 from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.chain import pack_tokens, rest_key, root
@@ -143,7 +143,7 @@ def pin(store: Store, tokens: Sequence[int], *, salt: str = "") -> int:
         try:
             tier.pin(_pin_name(store, tokens, salt), sorted({name.key for name in names}))
         except OSError as error:
-            raise CacheError(f"cannot pin in tier {tier.name}: {error.strerror or error}") from error
+            raise CacheError(f"cannot pin in tier {tier.name}: {os_reason(error)}") from error
     return held.length
 
 

@@ -204,7 +204,7 @@ def check_url(url: str, policy: NetworkPolicy) -> None:
         parts, pair = urlsplit(url), host_and_port(url)
         url.encode()
     except ValueError:
-        raise PullError(f"refusing to follow {url[:100]!r}, which is no URL") from None
+        raise PullError(f"refusing to follow {url[:100]!r}, which is not a URL") from None
     if parts.scheme not in _PORTS or not parts.hostname:
         raise PullError(f"refusing to follow {parts.scheme or 'a relative'}: URL {url[:100]!r}")
     configured = pair in policy.private_hosts
@@ -221,7 +221,7 @@ def _joined(url: str, location: str) -> str:
     try:
         return urljoin(url, location)
     except ValueError:
-        raise PullError(f"refusing to follow {location[:100]!r}, which is no URL") from None
+        raise PullError(f"refusing to follow {location[:100]!r}, which is not a URL") from None
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path, PurePath
 from typing import TypeVar
 
-from barrel_inference.errors import InvalidModelError
+from barrel_inference.errors import InvalidModelError, os_reason
 from barrel_inference.registry.gguf.info import GgufInfo
 from barrel_inference.registry.gguf.reader import Header, MetadataValue, Skipped, read_header
 from barrel_inference.registry.gguf.tensors import Tensor
@@ -88,7 +88,7 @@ def read_file(path: Path, *, max_array: int = MAX_ARRAY) -> tuple[Header, int]:
             raise InvalidModelError("not a regular file")
         return read_header(fd, status.st_size, max_array), status.st_size
     except OSError as error:
-        raise InvalidModelError(f"{path.name}: {(error.strerror or str(error)).lower()}", path=str(path)) from None
+        raise InvalidModelError(f"{path.name}: {os_reason(error)}", path=str(path)) from None
     except ValueError:  # a NUL in the path
         raise InvalidModelError("not a file name", path=str(path)) from None
     except InvalidModelError as error:

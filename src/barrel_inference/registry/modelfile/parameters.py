@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, get_args
 
+import msgspec
+
 from barrel_inference.config import MAX_DEVICES, MAX_SEQUENCES, KvType, WeightResidency
 from barrel_inference.errors import ModelfileError
 
@@ -157,6 +159,19 @@ def format_parameter(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
+
+
+def parameter_lines(parameters: Mapping[str, Any]) -> str:
+    """One a line, the value in column 31; texts in quotes. Clients read this."""
+    lines = []
+    for name, value in sorted(parameters.items()):
+        values = value if isinstance(value, list | tuple) else [value]
+        lines += [f"{name:<30} {_literal(each)}" for each in values]
+    return "\n".join(lines)
+
+
+def _literal(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if isinstance(value, str) else format_parameter(value)
 
 
 def _parse_bool(text: str) -> bool:

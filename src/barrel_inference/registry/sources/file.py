@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from barrel_inference.errors import InvalidModelError
+from barrel_inference.errors import InvalidModelError, os_reason
 from barrel_inference.registry.files import absolute
 from barrel_inference.registry.gguf import is_first_of_model, shard_paths
 from barrel_inference.registry.names import Spec
@@ -27,8 +27,8 @@ def model_files(path: Path) -> tuple[Path, ...]:
         try:
             mode = item.stat().st_mode
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise InvalidModelError(f"{item.name}: {(reason or 'not readable').lower()}", path=str(item)) from None
+            reason = os_reason(error) if isinstance(error, OSError) else error
+            raise InvalidModelError(f"{item.name}: {reason}", path=str(item)) from None
         if not stat.S_ISREG(mode):
             raise InvalidModelError(f"{item.name}: not a regular file", path=str(item))
     return paths
@@ -55,4 +55,4 @@ def _entries(directory: Path, *suffixes: str) -> list[Path]:
     try:
         return sorted(path for path in directory.iterdir() if path.name.lower().endswith(suffixes))
     except OSError as error:
-        raise InvalidModelError(f"{directory}: {(error.strerror or str(error)).lower()}") from None
+        raise InvalidModelError(f"{directory}: {os_reason(error)}") from None

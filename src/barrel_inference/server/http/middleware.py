@@ -135,9 +135,11 @@ class Guard:
     def _stranger(self, host: str | None, origin: str | None) -> ForbiddenError | None:
         """Browsers always name a host; HTTP/1.0 does not."""
         if self._access.check_host and host is not None and not auth.host_allowed(host, self._access.hosts):
-            return ForbiddenError("the Host header names another machine; names of this one belong into server.hosts")
+            return ForbiddenError("this Host is not allowed: if it is a name of this machine, add it to server.hosts")
         if origin is not None and not self._access.origins.allows(origin, host or ""):
-            return ForbiddenError("pages of this Origin may not ask; those that may belong into server.origins")
+            return ForbiddenError(
+                "this Origin is not allowed: to let its pages use the server, add it to server.origins"
+            )
         return None
 
     def _refusal(self, path: str, headers: Headers) -> BarrelError | None:
@@ -146,7 +148,7 @@ class Guard:
             return None
         if keys.accepts(_key(headers)):
             return None
-        return UnauthorizedError("unauthorized: this server wants an API key, as Authorization: Bearer or x-api-key")
+        return UnauthorizedError("unauthorized: an API key is required, as Authorization: Bearer or x-api-key")
 
 
 def _two_hosts(headers: Headers) -> InvalidRequestError | None:
@@ -237,9 +239,11 @@ class Body:
             try:
                 message = await asyncio.wait_for(receive(), self._pause_s)
             except TimeoutError:
-                raise RequestTimeoutError(f"no more of the body came for {self._pause_s:g} s", unread=True) from None
+                raise RequestTimeoutError(
+                    f"the rest of the body did not come within {self._pause_s:g} s", unread=True
+                ) from None
             if scope.get("broken"):
-                raise InvalidRequestError("the request's body is no valid HTTP", unread=True)
+                raise InvalidRequestError("the request's body is not valid HTTP", unread=True)
             seen += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if seen > self._max_bytes and not unlimited:

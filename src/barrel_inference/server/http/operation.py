@@ -86,7 +86,8 @@ async def read(request: Request, kind: type[T], *, empty: bytes | None = None) -
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if encoding := request.headers.get("content-encoding"):
-            raise InvalidRequestError(f"bodies encoded as {encoding[:20]!r} are not read: send it as it is") from None
+            wrong = f"content-encoding {encoding[:20]!r} is not supported: send the body unencoded"
+            raise InvalidRequestError(wrong) from None
         raise InvalidRequestError(f"invalid request: {error}", **_place(str(error))) from None
 
 

@@ -64,7 +64,7 @@ class Installing:
 
     async def push(self, request: Request) -> Response:
         await read(request, wire.TransferRequest)
-        raise UnsupportedError("pushing models is not supported: this server is no registry's client for uploads")
+        raise UnsupportedError("pushing models is not supported: this server cannot upload to a registry")
 
     async def create(self, request: Request) -> Response:
         body = await read(request, wire.CreateRequest)

@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from barrel_inference.errors import InvalidModelError, InvalidNameError
 from barrel_inference.registry import gguf
-from barrel_inference.registry.modelfile.parameters import format_parameter
+from barrel_inference.registry.modelfile import Modelfile, render
+from barrel_inference.registry.modelfile.parameters import parameter_lines
 from barrel_inference.server.http.operation import Operation, read
 from barrel_inference.server.http.plain import answer
 from barrel_inference.server.models.catalog import Catalog, Entry, damaged, digest
@@ -121,6 +121,7 @@ def _running(slots: Sequence[Slot], now: datetime) -> wire.Running:
     ends = now + (timedelta(days=365 * FOREVER_YEARS) if held else timedelta(seconds=left_s))
     return wire.Running(
         name=slot.entry.name,
+        names=sorted(slot.names),
         model=slot.entry.name,
         size=sum(each.bytes for each in slots),
         digest=digest(slot.entry),
@@ -172,23 +173,8 @@ def _model_info(info: gguf.GgufInfo, *, verbose: bool) -> dict[str, Any]:
     return shown | {"general.parameter_count": info.n_params}
 
 
-def parameter_lines(parameters: dict[str, Any]) -> str:
-    """One a line, the value in column 31; texts in quotes. Clients read this."""
-    lines = []
-    for name, value in sorted(parameters.items()):
-        values = value if isinstance(value, list | tuple) else [value]
-        lines += [f"{name:<30} {_literal(each)}" for each in values]
-    return "\n".join(lines)
-
-
-def _literal(value: Any) -> str:
-    return msgspec.json.encode(value).decode() if isinstance(value, str) else format_parameter(value)
-
-
 def modelfile(entry: Entry) -> str:
     """What would make this model again, by name: no path of this machine is told."""
-    from barrel_inference.registry.modelfile import Modelfile, render
-
     described = Modelfile(
         sources=(entry.name,),
         parameters=entry.parameters,

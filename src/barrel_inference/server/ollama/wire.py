@@ -247,9 +247,11 @@ class Tags(msgspec.Struct):
 
 
 class Running(msgspec.Struct, kw_only=True):
-    """``until`` is ours: a time, or ``never`` when it is held or a request is in flight."""
+    """Ours are ``names``, all that it has been asked for by, and ``until``: a time, or ``never`` when it is held or a
+    request is in flight."""
 
     name: str
+    names: list[str]
     model: str
     size: int
     digest: str

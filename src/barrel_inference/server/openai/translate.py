@@ -321,4 +321,4 @@ def _text_part(part: wire.Part) -> str:
     match part:
         case wire.TextPart(text=found) | wire.RefusalPart(refusal=found):
             return found
-    raise UnsupportedError(f"this model reads text only, no {part.__struct_config__.tag}", option="messages")
+    raise UnsupportedError(f"this model reads text only, not {part.__struct_config__.tag}", option="messages")

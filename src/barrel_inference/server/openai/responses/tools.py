@@ -118,7 +118,7 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
     parameters = tool.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
-        raise InvalidRequestError(f"the parameters of {tool['name']!r} are no JSON schema", option="tools")
+        raise InvalidRequestError(f"the parameters of {tool['name']!r} are not a JSON schema", option="tools")
     return function | {"parameters": parameters}
 
 

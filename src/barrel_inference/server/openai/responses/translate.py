@@ -116,7 +116,7 @@ def _text(content: Any) -> str:
     if isinstance(content, str | None):
         return content or ""
     if not isinstance(content, list):
-        raise InvalidRequestError("what an input item says is a text or a list of parts", option="input")
+        raise InvalidRequestError("the content of an input item must be a string or a list of parts", option="input")
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -125,7 +125,7 @@ def _text(content: Any) -> str:
         elif kind in _TEXT_PARTS:
             texts.append(str(part.get("text", "")))
         else:
-            raise UnsupportedError(f"this model reads text only, no {kind}", option="input")
+            raise UnsupportedError(f"this model reads text only, not {kind}", option="input")
     return "\n".join(texts)
 
 
