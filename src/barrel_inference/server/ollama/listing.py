@@ -121,7 +121,7 @@ def _running(slots: Sequence[Slot], now: datetime) -> wire.Running:
     ends = now + (timedelta(days=365 * FOREVER_YEARS) if held else timedelta(seconds=left_s))
     return wire.Running(
         name=slot.entry.name,
-        names=sorted(slot.names),
+        names=sorted(set().union(*(each.names for each in slots))),
         model=slot.entry.name,
         size=sum(each.bytes for each in slots),
         digest=digest(slot.entry),
