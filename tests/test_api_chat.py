@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from barrel_inference.aio import AsyncModel
 from barrel_inference.aio.chat import AsyncChatStream
 from barrel_inference.chat.events import CallArguments, CallEnded, CallStarted, Content, Finished, Reasoning
 from barrel_inference.errors import InvalidRequestError, UnsupportedError
+from barrel_inference.types import Message
 
 ASK = [{"role": "user", "content": "Name three rivers."}]
 TOOL = {
@@ -133,8 +135,26 @@ def test_the_prompt_can_be_seen(model: bi.Model) -> None:
         ([{"role": "usr", "content": "x"}], {}, "role .usr. is not allowed: expected one of system"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}], {}, "tool call"),
         ([{"role": "assistant", "tool_calls": ["f"]}], {}, "tool call"),
+        ([{"role": "assistant", "tool_calls": 5}], {}, "tool calls"),
+        ([{"role": "assistant", "tool_calls": [{"id": [], "function": {"name": "f"}}]}], {}, "tool call"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": {5}}}}]}],
+            {},
+            "messages must be JSON",
+        ),
+        *(([{"role": "user", "content": wrong}], {}, "content") for wrong in (True, 5, b"x", {"a": 1}, ["x"], [None])),
+        ([{"role": "user", "content": [{"type": "text"}]}], {}, "content"),
+        ([Message(role="user", content=5)], {}, "content"),  # type: ignore[arg-type]
+        ([{"role": "tool", "content": "x", "tool_call_id": 5}], {}, "tool_call_id"),
+        ([{"role": "user", "content": "x", "name": ["y"]}], {}, "name"),
+        ([{"role": "assistant", "content": "x", "reasoning_content": 5}], {}, "reasoning_content"),
+        ([{"role": "user", "content": "x", "when": object()}], {}, "messages must be JSON"),
         (ASK, {"tools": [{"function": {}}]}, "a tool"),
         (ASK, {"tools": ["weather"]}, "tools"),
+        (ASK, {"tools": [{"function": {"name": "f", "parameters": {"a": {5}}}}]}, "tools must be JSON"),
+        (ASK, {"tools": [{"function": {"name": "f", "parameters": {5: 1, "a": 2}}}]}, "tools must be JSON"),
+        (ASK, {"template": {"a": {(1, 2): 3}}}, "template must be JSON"),
+        (ASK, {"documents": [{"a": {5: 1, "a": 2}}]}, "documents must be JSON"),
         (ASK, {"tools": [{"function": {"name": 'a", "b'}}]}, "tool's name"),
         (ASK, {"tools": [{"function": {"name": "a\nb"}}]}, "tool's name"),
         (ASK, {"tool_choice": ""}, "tool_choice"),
@@ -151,6 +171,14 @@ def test_the_prompt_can_be_seen(model: bi.Model) -> None:
 def test_what_is_wrong_is_one_typed_error(model: bi.Model, messages: Any, options: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidRequestError, match=named):
         model.chat(messages, **options)
+
+
+def test_a_message_may_be_any_mapping(model: bi.Model) -> None:
+    frozen = MappingProxyType({"name": "f", "arguments": MappingProxyType({"a": 1})})
+    calls = (MappingProxyType({"function": frozen}),)
+    parts = (MappingProxyType({"type": "text", "text": "Name three rivers."}),)
+    said = [{"role": "user", "content": parts}, MappingProxyType({"role": "assistant", "tool_calls": calls})]
+    assert "Name three rivers." in model.apply_template(said)
 
 
 def test_a_model_that_cannot_think_says_so(model: bi.Model) -> None:

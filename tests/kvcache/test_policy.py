@@ -119,6 +119,16 @@ def test_leaves_go_first_then_their_parents() -> None:
     assert names(victims(chain, 10, now=0, facts=lambda one: Facts(1.0, 0), hits={})) == [3]
 
 
+def test_made_up_circles_go_as_well_and_hold_nothing() -> None:
+    """1 and 2 are each other's parents, 5 is its own; 4 belongs to 2, and 6 is the parent of 5."""
+    tied = [stored(2, 1), stored(1, 2), stored(2, 4), stored(5, 5), stored(0, 6), stored(6, 5)]
+    one_by_one = victims(tied, 100, now=0, facts=lambda one: Facts(1.0, 0), hits={})
+    assert sorted(names(one_by_one)) == [1, 2, 4, 5, 5, 6]
+    protected = {f"{4:032x}"}
+    kept = victims(tied, 100, now=0, facts=lambda one: Facts(1.0, 0), hits={}, protected=protected)
+    assert sorted(names(kept)) == [1, 5, 5, 6], "a child that stays keeps its parent"
+
+
 def test_cheap_and_old_first_pinned_last_protected_never() -> None:
     flat = [stored(0, 1, used_at=0), stored(0, 2, used_at=1000), stored(0, 3, used_at=2000), stored(0, 4, used_at=3000)]
     key = {i: f"{i:032x}" for i in range(5)}

@@ -233,6 +233,16 @@ def test_a_made_up_circle_ends(tmp_path: Path) -> None:
     assert look(one, TOKENS).length <= 192
 
 
+def test_made_up_ways_are_walked_once_before_writing(tmp_path: Path) -> None:
+    keys = [f"{i:032x}" for i in range(200)]
+    one = store(disk := Tier(spec(tmp_path)))
+    with one.lock:
+        for key in keys:
+            for parent in keys:
+                one.index(disk).add(Name(parent, key, "rest", "g"))
+    assert one.parts(keys[0]) == 0
+
+
 # ---- a conversation that grows
 
 

@@ -7,7 +7,8 @@ Not imported by those who only import the package: jinja2 would double the time 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import lru_cache
 from pathlib import Path
@@ -82,6 +83,8 @@ def turn_of(messages: Messages, options: ChatOptions, **more: Any) -> Turn:
     plain = [_message(message) for message in params.sequence(messages)]
     if not plain:
         raise InvalidRequestError("a conversation needs at least one message", option="messages")
+    _check_json(options.documents, "documents", str)  # a template of one's own may know what to do with a date
+    _check_json(options.template, "template", str)
     choice = options.tool_choice
     return Turn(
         messages=plain,
@@ -99,14 +102,14 @@ def turn_of(messages: Messages, options: ChatOptions, **more: Any) -> Turn:
 def _message(message: Message | Mapping[str, Any]) -> dict[str, Any]:
     """The field names that templates know, without the fields that say nothing."""
     if isinstance(message, Message):
-        _check_role(message.role)
-        return said(message)
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        plain = said(message)
+    elif isinstance(message, Mapping) and isinstance(message.get("role"), str):
+        plain = dict(message)
+    else:
         raise InvalidRequestError(f"a message is a mapping with a role, not {message!r:.80}")
-    _check_role(message["role"])
-    for call in message.get("tool_calls") or ():
-        _check_call(call)
-    return dict(message)
+    _check_role(plain["role"])
+    _check_fields(plain)
+    return plain
 
 
 def _check_role(role: str) -> None:
@@ -122,10 +125,51 @@ def said(message: Message) -> dict[str, Any]:
     return values | {"tool_calls": list(message.tool_calls)} if message.tool_calls else values
 
 
+def _check_fields(message: dict[str, Any]) -> None:
+    """Templates would stumble over anything else, or write it as Python does."""
+    for name in ("reasoning_content", "tool_call_id", "name"):
+        if not isinstance(message.get(name), str | None):
+            raise InvalidRequestError(f"{name} of a message is text, not {message[name]!r:.80}", option=name)
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not isinstance(content, str | None) and not (_is_list(content) and all(map(_is_part, content))):
+        raise InvalidRequestError(
+            f"the content of a message is text or a list of parts, not {content!r:.80}", option="content"
+        )
+    if calls is not None and not _is_list(calls):
+        raise InvalidRequestError(f"the tool calls of a message are a list, not {calls!r:.80}", option="tool_calls")
+    for call in calls or ():
+        _check_call(call)
+    _check_json({name: value for name, value in message.items() if not isinstance(value, str)}, "messages")
+
+
+def _check_json(value: Any, option: str, default: Callable[[Any], Any] | None = None) -> None:
+    """Templates and grammars write it so. ``default``: what stands for objects; by default mappings alone are known."""
+    try:
+        json.dumps(value, sort_keys=True, default=default or _mapping)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{option} must be JSON: {error}", option=option) from None
+
+
+def _mapping(value: Any) -> dict[Any, Any]:
+    """As templates take it: any, not only a dictionary."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is none")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and (part.get("type") != "text" or isinstance(part.get("text"), str))
+
+
 def _check_call(call: Any) -> None:
     try:
         arguments = call["function"].get("arguments")
         is_call = isinstance(call["function"]["name"], str) and isinstance(arguments, str | Mapping | None)
+        is_call = is_call and isinstance(call.get("id"), str | None)
     except (TypeError, KeyError, AttributeError):
         is_call = False
     if not is_call:
@@ -136,6 +180,7 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     function = tool.get("function", tool)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequestError(f"a tool is a function with a name, not {tool!r:.80}", option="tools")
+    _check_json(tool, "tools")
     return tool
 
 

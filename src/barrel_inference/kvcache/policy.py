@@ -260,4 +260,20 @@ def _tree(stored: Iterable[Stored]) -> dict[Node, _Entry]:
     for entry in entries.values():
         for parent in filter(None, map(entries.get, entry.parents)):
             parent.children += 1
+    _untie(entries)
     return entries
+
+
+def _untie(entries: dict[Node, _Entry]) -> None:
+    """Objects made by hand may be each other's parents: those have no leaf to begin with, and would stay for ever."""
+    children = {node: entry.children for node, entry in entries.items()}
+    leaves = [node for node, n in children.items() if not n]
+    while leaves:
+        for parent in entries[leaves.pop()].parents & children.keys():
+            children[parent] -= 1
+            if not children[parent]:
+                leaves.append(parent)
+    tied = {node for node, n in children.items() if n}
+    for node in tied:
+        entries[node].children -= children[node]
+        entries[node].parents -= tied

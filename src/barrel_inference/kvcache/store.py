@@ -191,14 +191,17 @@ class Store:
         """``name`` was captured; call ``saved`` or ``dropped`` later."""
         self._pending.add(name)
 
-    def parts(self, key: str, most: int = MAX_PARTS) -> int:
+    def parts(self, key: str) -> int:
         """Of how many objects of the save tier, or on their way there, a block or tail is made up; 0 if one is missing,
-        or it takes more than ``most``."""
-        names = self._rows(key) if most else []
-        if any(name.kind != "rest" for name in names):
-            return 1
-        behind = filter(None, (self.parts(name.parent, most - 1) for name in names))
-        return min((1 + n for n in behind), default=0)
+        or it takes more than MAX_PARTS. Each key is asked once, however many ways lead there."""
+        reached, seen = {key}, {key}
+        for n in range(1, MAX_PARTS + 1):
+            names = [name for each in reached for name in self._rows(each)]
+            if any(name.kind != "rest" for name in names):
+                return n
+            reached = {name.parent for name in names} - seen
+            seen |= reached
+        return 0
 
     def _saved_entry(self, key: str) -> Entry | None:
         """Without the lock: the engine must not wait."""
