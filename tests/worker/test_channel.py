@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import uvloop
 
 from barrel_inference.types import Chunk, ModelInfo
 from barrel_inference.worker.channel import AsyncChannel, BlockingChannel, ChannelError, encode
@@ -117,3 +118,18 @@ def test_an_undecodable_frame_is_an_error(pair: tuple[socket.socket, socket.sock
     child: BlockingChannel[Down] = BlockingChannel(pair[1], Down)
     with pytest.raises(ChannelError, match="undecodable"):
         child.receive()
+
+
+def test_on_another_event_loop(pair: tuple[socket.socket, socket.socket]) -> None:
+    """The server's, whose transports are of their own class."""
+
+    async def echo() -> None:
+        parent = await AsyncChannel.open(pair[0])
+        child: BlockingChannel[Down] = BlockingChannel(pair[1], Down)
+        child.send([Progress("weights", 0.5)])
+        assert await parent.receive() == [Progress("weights", 0.5)]
+        parent.send([Cancel("a")])
+        assert await asyncio.to_thread(child.receive) == [Cancel("a")]
+        parent.close()
+
+    uvloop.run(echo())

@@ -15,7 +15,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import msgspec
 
@@ -123,8 +123,7 @@ class AsyncChannel(asyncio.Protocol):
     # ---- called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has another class
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
