@@ -168,6 +168,15 @@ async def test_an_unload_writes_what_is_not_written_yet(tmp_path: Path) -> None:
         assert (await model.lookup(prompt)).cached_tokens == len(prompt) - 1
 
 
+async def test_what_was_asked_before_an_unload_is_answered(runtime: AsyncRuntime) -> None:
+    """However little of it the worker has seen."""
+    model = await runtime.load_model("m", backend="stub", context_opts={"n_seq_max": 3}, stub={"delay_ms": 2.0})
+    asked = [asyncio.create_task(model.complete(f"{i} " * 300, max_tokens=10, ignore_eos=True)) for i in range(5)]
+    await asyncio.sleep(0)
+    await runtime.unload("m", drain_s=60)
+    assert [(await each).finish_reason for each in asked] == ["length"] * 5
+
+
 async def draining(
     runtime: AsyncRuntime, n_tokens: int
 ) -> tuple[AsyncModel, asyncio.Task[Completion], asyncio.Task[None]]:

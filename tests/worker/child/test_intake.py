@@ -27,6 +27,9 @@ class FakeEngine:
     def cancel(self, request_id: str) -> None:
         self.told.put(("cancel", request_id))
 
+    def drain(self, deadline_s: float) -> None:
+        self.told.put(("drain", "in time" if deadline_s else "at last"))
+
 
 class Needs(dict[str, "Future[None]"]):
     """What a request waits for, by its prompt."""
@@ -141,6 +144,29 @@ def test_what_a_request_waits_for_holds_up_no_other() -> None:
     grammar.set_result(None)
     told = [bench.engine.told.get(timeout=20) for _ in range(3)]
     assert told == [("submit", "slow"), ("submit", "left"), ("cancel", "left")]
+
+
+def test_a_drain_comes_after_all_that_was_asked_before() -> None:
+    bench = Bench()
+    bench.may_prepare.set()
+    bench.needs["constrained"] = grammar = Future()
+    bench.submit("a")
+    bench.submit("slow", "constrained")
+    bench.intake.drain(60.0)
+    assert bench.engine.told.get(timeout=20) == ("submit", "a")
+    bench.intake.call(Call(1, "echo", {}))
+    bench.next_sent()
+    assert bench.engine.told.empty()
+    grammar.set_result(None)
+    assert [bench.engine.told.get(timeout=20) for _ in range(2)] == [("submit", "slow"), ("drain", "in time")]
+
+
+def test_a_drain_does_not_wait_longer_than_it_may() -> None:
+    bench = Bench()
+    bench.submit("preparing")
+    bench.intake.drain(0.05)
+    assert bench.engine.told.get(timeout=20) == ("drain", "at last")
+    bench.may_prepare.set()
 
 
 def test_calls_are_answered_at_once_or_later() -> None:

@@ -1,7 +1,7 @@
 """What arrives, made ready for the engine one by one on a thread of its own: a long prompt or a slow lookup delays
 neither a decode step nor a cancellation.
 
-Owner of the waiting list; ``submit``, ``call`` and ``cancel`` are for the reader thread.
+Owner of the waiting list; ``submit``, ``call``, ``cancel`` and ``drain`` are for the reader thread.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -43,10 +44,11 @@ class Intake:
         self._prepare = prepare
         self._await_first = await_first
         self._answer = answer
-        self._queue: queue.SimpleQueue[Request | Call] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Request | Call | float] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: set[str] = set()
         self._cancelled: set[str] = set()
+        self._drain_until: float | None = None
         threading.Thread(target=self._run, name="intake", daemon=True).start()
 
     def submit(self, request: Request) -> None:
@@ -65,13 +67,25 @@ class Intake:
             else:
                 self._engine.cancel(request_id)
 
+    def drain(self, deadline_s: float) -> None:
+        """The engine drains when it has all that came before; if that takes too long, without it."""
+        timer = threading.Timer(deadline_s, self._engine.drain, [0.0])
+        timer.daemon = True
+        timer.start()
+        self._queue.put(time.monotonic() + deadline_s)
+
     def _run(self) -> None:
         while True:
-            item = self._queue.get()
-            if isinstance(item, Request):
-                self._take(item)
-            else:
-                self._reply(item)
+            match self._queue.get():
+                case Request() as request:
+                    self._take(request)
+                case Call() as call:
+                    self._reply(call)
+                case drain_until:
+                    self._drain_until = drain_until
+            if self._drain_until is not None and not self._waiting:
+                self._engine.drain(max(0.0, self._drain_until - time.monotonic()))
+                self._drain_until = None
 
     def _take(self, request: Request) -> None:
         try:

@@ -102,7 +102,7 @@ class Worker:
                 parts.store.room(tier)
             case Drain(deadline_s, save_s):
                 self._save_s = save_s
-                parts.engine.drain(deadline_s)
+                parts.intake.drain(deadline_s)
             case Load():
                 log.error("a second Load is ignored")
             case _:
