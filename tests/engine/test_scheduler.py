@@ -208,14 +208,20 @@ def test_short_prompts_fill_up_a_step_but_never_in_part() -> None:
 
 
 def test_the_least_recently_served_prompt_goes_first() -> None:
-    views = [View(0, 256, 2000, served=5), View(1, 0, 2000, served=0)]
-    assert plan(views, LIMITS, FAST) == [Feed(1, 256)]
+    views = [View(0, SOLO_CHUNK, 2000, served=5), View(1, 0, 2000, served=0)]
+    assert plan(views, LIMITS, FAST) == [Feed(1, SOLO_CHUNK)]
 
 
 def test_a_small_batch_shrinks_the_solo_chunk() -> None:
-    assert next(run([prompt(0, 2000)], Limits(40, 64))) == [Feed(0, 40)]
-    assert next(run([prompt(0, 2000)], Limits(512, 64, n_ubatch=48))) == [Feed(0, 48)]
-    assert next(run([prompt(0, 2000)], Limits(200, 64))) == [Feed(0, 192)]  # whole tiles
+    assert solo_chunk(40, 512) == 40
+    assert solo_chunk(512, 48) == 48
+    assert solo_chunk(200, 512) == 192, "whole tiles"
+    assert next(run([prompt(0, 2000)], Limits(200, 64, 192))) == [Feed(0, 192)]
+
+
+def test_a_step_that_would_take_long_is_shorter() -> None:
+    assert (solo_chunk(2048, 2048), solo_chunk(2048, 2048, is_slow=True)) == (512, 256)
+    assert solo_chunk(100, 512, is_slow=True) == 64
 
 
 def test_nothing_to_do_is_an_empty_batch() -> None:
@@ -242,9 +248,9 @@ def test_cold_resumes_only_where_the_rest_has_cold_shapes(available: int, n_prom
 @given(st.integers(1, 600), st.integers(1, 600), st.integers(1, 1500))
 def test_whole_blocks_are_the_same_rows_whatever_the_sizes_of_batches(n_batch: int, n_ubatch: int, n: int) -> None:
     """They are kept for contexts of other sizes: always computed in tiles, or not taken for a cold run's."""
-    limits = Limits(n_batch, 1, n_ubatch)
-    chunk, at = limits.solo_chunk, 0
-    assert chunk == solo_chunk(n_batch, n_ubatch) <= min(n_batch, n_ubatch)
+    chunk, at = solo_chunk(n_batch, n_ubatch), 0
+    assert chunk <= min(n_batch, n_ubatch)
+    limits = Limits(n_batch, 1, chunk)
     for (feed,) in run([prompt(0, n)], limits):
         is_in_tiles = feed.n_tokens >= TILED_ROWS
         assert is_cold_shape(at, at + feed.n_tokens, n, chunk) == (chunk >= TILED_ROWS)

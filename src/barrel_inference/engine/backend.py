@@ -15,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from barrel_inference.errors import DecodeError
+from barrel_inference.kvcache.policy import solo_chunk
 from barrel_inference.types import Sampling
+
+LARGE_MODEL = 500e6  # parameters: on the CPU, a step that reads a prompt takes seconds
 
 
 class DecodeStatus(enum.Enum):
@@ -68,6 +71,12 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     build: str = ""  # identifies binding, llama.cpp commit and state format
     warnings: tuple[str, ...] = ()
+
+    @property
+    def solo_chunk(self) -> int:
+        """Tokens of a prompt that a step reads while nothing else runs."""
+        is_slow = self.attends_on_cpu and self.n_params >= LARGE_MODEL
+        return solo_chunk(self.n_batch, self.n_ubatch, is_slow=is_slow)
 
 
 class WeightsInMemory(NamedTuple):

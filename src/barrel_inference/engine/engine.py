@@ -88,7 +88,7 @@ class Engine:
         self._clock = clock
         self._budget_s = budget_ms / 1000 or None
         chunk = options.policy.prefill_chunk_size or max(64, info.n_batch // 4)
-        self._limits = Limits(info.n_batch, chunk, info.n_ubatch)
+        self._limits = Limits(info.n_batch, chunk, info.solo_chunk)
         self._sequences = [Sequence(seq) for seq in range(info.n_seq_max)]
         self._admission = Admission(backend, store, self._sequences, self._limits.solo_chunk, clock)
         self._replay = Replay(backend, self._sequences, self._admission, budget_ms)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from barrel_inference.engine.costs import LEAST, Costs
-from barrel_inference.kvcache.policy import SOLO_CHUNK, solo_chunk
+from barrel_inference.kvcache.policy import SOLO_CHUNK
 
 
 class View(NamedTuple):
@@ -27,11 +27,7 @@ class View(NamedTuple):
 class Limits(NamedTuple):
     n_batch: int  # at least the number of sequences
     chunk: int  # most prompt tokens in a step in which others decode
-    n_ubatch: int = SOLO_CHUNK
-
-    @property
-    def solo_chunk(self) -> int:
-        return solo_chunk(self.n_batch, self.n_ubatch)
+    solo_chunk: int = SOLO_CHUNK  # prompt tokens in a step in which none do
 
 
 class Feed(NamedTuple):

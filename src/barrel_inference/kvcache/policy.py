@@ -12,7 +12,8 @@ from barrel_inference.errors import ConfigError
 from barrel_inference.kvcache.tier import Stored
 
 SaveReason = Literal["cold", "continued", "finish", "evict", "shutdown"]
-SOLO_CHUNK = 256  # tokens a prefill that runs alone decodes at once; its cuts are absolute multiples of this
+SOLO_CHUNK = 512  # tokens a prefill that runs alone decodes at once; its cuts are absolute multiples of this
+SLOW_SOLO_CHUNK = 256  # where such a step takes long: newcomers wait for its end
 TILED_ROWS = 64  # from so many rows on, attention on the CPU takes another path with other rounding
 HALF_LIFE_S = 3600.0
 MAX_HITS = 8
@@ -108,10 +109,10 @@ def state_stops(policy: Policy, n_prompt: int, boundaries: Sequence[int]) -> tup
 # ---- resuming
 
 
-def solo_chunk(n_batch: int, n_ubatch: int) -> int:
+def solo_chunk(n_batch: int, n_ubatch: int, *, is_slow: bool = False) -> int:
     """``chunk`` of a context: one micro-batch of llama.cpp, and whole tiles if it holds any. So every whole block is
     computed in tiles, whatever the sizes of batches."""
-    chunk = min(SOLO_CHUNK, n_batch, n_ubatch)
+    chunk = min(SLOW_SOLO_CHUNK if is_slow else SOLO_CHUNK, n_batch, n_ubatch)
     return chunk // TILED_ROWS * TILED_ROWS or chunk
 
 

@@ -13,7 +13,7 @@ from barrel_inference.engine.backend import Backend
 from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.lookup import Found, Limit
-from barrel_inference.kvcache.policy import cold_resume, cold_rows, is_worth, solo_chunk
+from barrel_inference.kvcache.policy import cold_resume, cold_rows, is_worth
 from barrel_inference.kvcache.reader import Reader
 from barrel_inference.kvcache.reading import Reading
 from barrel_inference.kvcache.record import CorruptError, Name
@@ -98,7 +98,7 @@ class Restorer:
         """``await_more``: something that continues the plan has been written meanwhile. ``is_resident``: a sequence of
         the context holds as much, so that the plan will hardly be restored; then nothing is read ahead."""
         tokens = tuple(tokens)
-        chunk = solo_chunk(self._backend.info.n_batch, self._backend.info.n_ubatch)
+        chunk = self._backend.info.solo_chunk
         # Attention sums in the order of cells, and restored rows of a window lie in others than a cold run's.
         most = 0 if cold and self._layout.window is not None else self._max_tokens
 

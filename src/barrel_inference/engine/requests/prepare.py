@@ -16,7 +16,6 @@ from barrel_inference.engine.requests.generation import Generation, LogitMask, T
 from barrel_inference.engine.requests.logprobs import TokenLogprobs
 from barrel_inference.engine.requests.prefix import add_stops, find
 from barrel_inference.errors import ContextExceededError, InvalidRequestError, NoWeightsError, UnsupportedError
-from barrel_inference.kvcache.policy import solo_chunk
 from barrel_inference.types import Constraint, Exactness, Request
 
 
@@ -67,7 +66,7 @@ class Preparer:
             arrived=arrived,
             deadline=None if request.timeout_s is None else arrived + request.timeout_s,
         )
-        chunk = solo_chunk(info.n_batch, info.n_ubatch)
+        chunk = info.solo_chunk
         if generation.start is not None:
             add_stops(self._store, generation, generation.start, chunk)
         generation.plan = find(self._store, generation, chunk)
