@@ -223,7 +223,7 @@ class _Search:
         wanted = self._packed[4 * start : 4 * end]
         for tier, entry in self._children(parent):
             name = entry.continuing(parent)
-            record = self._head(tier, entry, name) if name else None
+            record = self._head(tier, name) if name else None
             if record is not None and name is not None and record.first == start:
                 yield self._lent_by(Piece(tier, name, start, start + record.count, start, start, start), record, wanted)
 
@@ -238,8 +238,8 @@ class _Search:
             return further.behind(piece)
         return Lent((piece,), stop, differs=further is not None)
 
-    def _head(self, tier: Tier, entry: Entry, name: Name) -> Record | None:
-        if name not in entry.heads:
+    def _head(self, tier: Tier, name: Name) -> Record | None:
+        if name not in self._store.index(tier).heads:
             if self._reads == 0:
                 return None
             self._reads -= 1
@@ -293,7 +293,7 @@ class _Search:
             self._states[i] = found
             for tier, entry in self._children(parent):
                 name = entry.best("state", self._cold)
-                record = self._head(tier, entry, name) if name else None
+                record = self._head(tier, name) if name else None
                 if record is not None and name is not None and self._matches(record, i):
                     found.setdefault(record.first + record.count, (tier, name, record))
         return self._states[i]

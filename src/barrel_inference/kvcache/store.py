@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from barrel_inference.kvcache.chain import NAME_HEX, unpack_tokens
@@ -36,10 +36,9 @@ FIRST_READ = 4096
 @dataclass(slots=True)
 class Entry:
     """The objects of one key in one tier, mostly one; of rests there may be several, which begin at different tails.
-    ``heads``: headers read so far. ``best`` and ``rows`` need no lock."""
+    ``best`` and ``rows`` need no lock."""
 
     names: tuple[Name, ...] = ()
-    heads: dict[Name, Record] = field(default_factory=dict)
 
     def best(self, kind: ObjectKind, cold: bool = False) -> Name | None:
         """The prefilled one when there is one; nothing else when ``cold``."""
@@ -65,7 +64,6 @@ class Entry:
 
     def drop(self, name: Name) -> None:
         self.names = tuple(other for other in self.names if other != name)
-        self.heads.pop(name, None)
 
     def is_child_of(self, parent: str) -> bool:
         return any(name.parent == parent for name in self.names)
@@ -82,6 +80,7 @@ class Index:
         self.tier, self.namespace = tier, namespace
         self.by_key: dict[str, Entry] = {}
         self.by_parent: dict[str, dict[str, Entry]] = {}
+        self.heads: dict[Name, Record] = {}  # read so far
         self._banned: set[str] = set()
         self._shards: dict[str, tuple[int, set[str]]] = {}
         self._removals = tier.quota.removals()
@@ -115,9 +114,9 @@ class Index:
         return True
 
     def add(self, name: Name, head: Record | None = None) -> None:
-        entry = self._enter(name)
+        self._enter(name)
         if head is not None:
-            entry.heads[name] = head
+            self.heads[name] = head
         self._shards.setdefault(name.shard, (0, set()))[1].add(name.file)
 
     def ban(self, name: Name) -> None:
@@ -132,13 +131,12 @@ class Index:
         self._forget(name.file)
         self._shards.get(name.shard, (0, set[str]()))[1].discard(name.file)
 
-    def _enter(self, name: Name) -> Entry:
+    def _enter(self, name: Name) -> None:
         entry = self.by_key.get(name.key)
         if entry is None:
             entry = self.by_key[name.key] = Entry()
         self.by_parent.setdefault(name.parent, {})[name.key] = entry
         entry.add(name)
-        return entry
 
     def _forget(self, file: str) -> None:
         name = parse_name(file)
@@ -146,6 +144,7 @@ class Index:
         if name is None or entry is None:
             return
         entry.drop(name)
+        self.heads.pop(name, None)
         if not entry.names:
             del self.by_key[name.key]
         if not entry.is_child_of(name.parent):
@@ -265,14 +264,12 @@ class Store:
 
     def head(self, tier: Tier, name: Name) -> Record | None:
         """The object's header, read once; None (and the object given up) when it is corrupt or gone."""
-        entry = self._indices[tier.name].by_key.get(name.key)
-        if entry is None:
+        index = self._indices[tier.name]
+        if name.key not in index.by_key:
             return None
-        known = entry.heads.get(name)
-        if known is None:
-            known = self._read_head(tier, name)
-            if known is not None:
-                entry.heads[name] = known
+        known = index.heads.get(name)
+        if known is None and (known := self._read_head(tier, name)) is not None:
+            index.heads[name] = known
         return known
 
     def _read_head(self, tier: Tier, name: Name) -> Record | None:
