@@ -76,7 +76,7 @@ class FakeBackend:
             n_ctx=n_ctx,
             n_ctx_train=n_ctx,
             n_batch=n_batch,
-            n_ubatch=n_batch,
+            n_ubatch=min(n_batch, 256),  # prompts take several steps
             n_seq_max=n_seq_max,
             n_vocab=N_VOCAB,
             n_embd=8,
