@@ -260,3 +260,23 @@ def test_memory_that_the_system_has_not_is_none() -> None:
     small = memory.take(100)
     assert small is not None
     memory.give(small)
+
+
+def test_who_finishes_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barrel_inference.kvcache.reading.PART_TOKENS", 64)
+    one = Setup(tmp_path)
+    found = one.find()
+    medium = one.tier.medium = Held()
+    reading = one.reader.start(found)
+    assert reading is not None
+    began = time.monotonic()
+    one.reader.finish(reading)
+    assert time.monotonic() - began < 5
+    other = one.reader.start(found)
+    assert other is not None
+    medium.let_go.release(100)
+    addresses = {ctypes.addressof(ctypes.c_char.from_buffer(blob)) for blob in other.blobs()}
+    one.reader.finish(other)
+    assert len(addresses) == READ_AHEAD
+    one.reader.close()
+    assert one.reader._memory._out == 0

@@ -56,7 +56,7 @@ class Reader:
         return None
 
     def finish(self, reading: Reading) -> None:
-        """Give the memory back, once the reads are over."""
+        """Its memory comes back once the reads that have begun are over; who finishes does not wait for them."""
         reading.close()
         with self._lock:
             self._arenas -= 1

@@ -6,10 +6,12 @@ processor's caches already. Fresh memory is read into at a tenth of the speed.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -98,14 +100,13 @@ class Reading:
             self._go_on(filling.buffer)
 
     def close(self) -> None:
-        """Wait for the reads, and give their memory back."""
+        """Give the memory back, each buffer once nothing is read into it any more: a disk may hang."""
         self._todo.clear()
         while self._filling:
             filling = self._filling.popleft()
             for task in filling.tasks:
-                if not task.cancel():
-                    task.exception()
-            self._memory.give(filling.buffer)
+                task.cancel()
+            _after(filling.tasks, partial(self._memory.give, filling.buffer))
 
     def _go_on(self, buffer: memoryview) -> None:
         if not self._todo:
@@ -119,3 +120,18 @@ class Reading:
 
     def _note(self, task: Future[float]) -> None:
         self._first_s = self._first_s or time.perf_counter() - self._began
+
+
+def _after(tasks: Sequence[Future[float]], then: Callable[[], None]) -> None:
+    """Call ``then`` once, when the last of them is over; on its thread, or here."""
+    left, lock = set(tasks), threading.Lock()
+
+    def note(task: Future[float]) -> None:
+        with lock:
+            left.discard(task)
+            is_last = not left
+        if is_last:
+            then()
+
+    for task in tasks:
+        task.add_done_callback(note)

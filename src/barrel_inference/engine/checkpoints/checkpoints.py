@@ -167,6 +167,10 @@ class StoredCheckpoints(Checkpoints):
         if isinstance(plan, StoredPlan):
             self._restorer.release(plan)
 
+    def begin(self, plan: Plan) -> None:
+        if isinstance(plan, StoredPlan):
+            self._restorer.begin(plan)
+
     def keep(self, plans: Iterable[Plan]) -> None:
         self._restorer.keep(plan for plan in plans if isinstance(plan, StoredPlan))
 

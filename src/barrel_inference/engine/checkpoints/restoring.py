@@ -58,6 +58,10 @@ class StoredPlan:
         """Whether ``restore`` would not wait for reads that have begun."""
         return self.reading is None or self.reading.ready
 
+    @property
+    def has_begun(self) -> bool:
+        return not self.length or self.reading is not None
+
     def read_on(self, *, all_of_it: bool) -> None:
         with self.lock:
             if self.reading is not None and (all_of_it or self.reading.is_slow):
@@ -124,6 +128,11 @@ class Restorer:
     def look(self, tokens: Sequence[int], salt: str) -> Found:
         """What could be restored, whatever it costs; nothing is read."""
         return lookup.find(self._store, tokens, salt=salt, limit=lambda at: min(at, self._max_tokens))
+
+    def begin(self, plan: StoredPlan) -> None:
+        with plan.lock:
+            if not plan.has_begun:
+                plan.reading = self._reader.start(plan.found, wait=True)
 
     def release(self, plan: StoredPlan) -> None:
         reading = plan.take_reading()
