@@ -122,6 +122,23 @@ def test_who_reads_slowly_says_so_after_the_first_part(tmp_path: Path, monkeypat
         one.reader.finish(reading)
 
 
+def test_a_disk_that_hangs_between_two_parts_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barrel_inference.kvcache.reading.PART_TOKENS", 64)
+    monkeypatch.setattr("barrel_inference.kvcache.reading.HANG_S", 0.1)
+    one = Setup(tmp_path)
+    found = one.find()
+    medium = one.tier.medium = Held()
+    reading = one.reader.start(found)
+    assert reading is not None
+    medium.let_go.release(READ_AHEAD)
+    with pytest.raises(TimeoutError):
+        list(reading.blobs())
+    one.reader.finish(reading)
+    medium.let_go.release(100)
+    one.reader.close()
+    assert one.reader._memory._out == 0
+
+
 class Held(Medium):
     """Each read waits to be let go."""
 

@@ -22,6 +22,7 @@ from barrel_inference.kvcache.lookup import Found, Piece
 PART_TOKENS = 512
 READ_AHEAD = 3  # parts
 HOLD_UP_S = 1.0  # reads that will take longer must not be waited for between parts
+HANG_S = 10.0  # a disk that lets the engine wait so long for a part does not answer
 
 
 class Part(NamedTuple):
@@ -91,10 +92,11 @@ class Reading:
         return all(filling.is_read for filling in self._filling)
 
     def blobs(self) -> Iterator[memoryview]:
-        """Part by part, each good until the next is asked for. Raises what went wrong (the bad object is given up)."""
+        """Part by part, each good until the next is asked for. Raises what went wrong (the bad object is given up), a
+        TimeoutError when the disk does not answer."""
         while self._filling:
             filling = self._filling[0]
-            self.prefill_s += sum(task.result() for task in filling.tasks)
+            self.prefill_s += sum(task.result(HANG_S) for task in filling.tasks)
             yield filling.blob
             self._filling.popleft()
             self._go_on(filling.buffer)

@@ -154,6 +154,10 @@ class Restorer:
                 break
             try:
                 n = self._read_and_load(plan, seq)
+            except TimeoutError:  # the next attempt would wait for the same disk
+                logger.warning("a tier does not answer: a prompt is computed that could have been restored")
+                self._count(plan, 0, 0.0)
+                break
             except (CorruptError, OSError) as error:
                 logger.warning("an object of the KV store is lost: %s", error)
                 self._locate(plan)
