@@ -27,6 +27,10 @@ PROMPT = tokens(400, seed=3)
 
 
 class Backend(FakeBackend):
+    def __init__(self, kind: str, **facts: Any) -> None:
+        super().__init__(kind, **facts)
+        self.change(n_ubatch=256)  # a prompt takes more than one step
+
     def sampler(self, sampling: Sampling, seed: int) -> Sampler:
         return FakeSampler(sampling, seed)
 
@@ -35,7 +39,7 @@ class Worker:
     """Backend, store and engine of one life."""
 
     def __init__(self, path: Path | None, kind: str, facts: dict[str, Any]) -> None:
-        self.backend = Backend(kind, **facts).change(n_ubatch=256)  # a prompt takes more than one step
+        self.backend = Backend(kind, **facts)
         self.checkpoints: Checkpoints = open_on(self.backend, options(*([spec(path)] if path else [])))
         self.bench = Bench().run_on(self.backend, self.checkpoints)
 
