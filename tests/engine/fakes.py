@@ -76,7 +76,7 @@ class FakeBackend:
             n_ctx=n_ctx,
             n_ctx_train=n_ctx,
             n_batch=n_batch,
-            n_ubatch=n_batch,
+            n_ubatch=min(n_batch, 256),  # prompts take several steps
             n_seq_max=n_seq_max,
             n_vocab=N_VOCAB,
             n_embd=8,
@@ -224,6 +224,7 @@ class FakePlan:
     tier: str | None = "disk"
     first_mismatch: int | None = None
     ready: bool = True
+    has_begun: bool = True
     must_read_all: bool = False
 
     @property
@@ -273,6 +274,10 @@ class FakeStore(KVStore):
 
     def release(self, plan: Plan) -> None:
         self.plans["released"] += isinstance(plan, FakePlan)
+
+    def begin(self, plan: Plan) -> None:
+        assert isinstance(plan, FakePlan) and not plan.has_begun
+        plan.has_begun, plan.ready = True, self.are_ready
 
     def keep(self, plans: Iterable[Plan]) -> None:
         self.kept.append([plan.length for plan in plans])

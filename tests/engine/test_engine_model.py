@@ -22,7 +22,7 @@ PROMPT = f"<|im_start|>user\n{TEXT}\nWrite a story about them.<|im_end|>\n<|im_s
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[LlamaBackend]:
-    context = ContextOpts(n_ctx=1024, n_batch=512, n_seq_max=3)
+    context = ContextOpts(n_ctx=1024, n_batch=512, n_ubatch=256, n_seq_max=3)
     backend = LlamaBackend(LoadOptions(id="m", model_path=str(smollm2()), context_opts=context))
     yield backend
     backend.close()

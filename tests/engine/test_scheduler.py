@@ -19,7 +19,7 @@ from barrel_inference.engine.scheduler import (
 )
 from barrel_inference.kvcache.policy import SOLO_CHUNK, TILED_ROWS, cold_resume, cold_rows, is_cold_shape, solo_chunk
 
-LIMITS = Limits(n_batch=512, chunk=128)
+LIMITS = Limits(n_batch=512, chunk=128, solo_chunk=SOLO_CHUNK)
 
 
 def flat(row_s: float) -> Costs:
@@ -61,7 +61,7 @@ batches = st.integers(12, 600)
 def test_every_prompt_token_is_fed_once_and_in_order(
     ends: list[int], n_decoding: int, n_batch: int, cost: float
 ) -> None:
-    limits = Limits(n_batch, max(64, n_batch // 4))
+    limits = Limits(n_batch, max(64, n_batch // 4), solo_chunk(n_batch, n_batch))
     views = [prompt(i, end) for i, end in enumerate(ends)] + [decoder(100 + i) for i in range(n_decoding)]
     fed = dict.fromkeys(range(len(ends)), 0)
     for batch in run(views, limits, flat(cost)):
@@ -75,7 +75,7 @@ def test_every_prompt_token_is_fed_once_and_in_order(
 
 @given(prompts, decoders, batches)
 def test_no_batch_exceeds_n_batch_and_no_decode_is_skipped(ends: list[int], n_decoding: int, n_batch: int) -> None:
-    limits = Limits(n_batch, max(64, n_batch // 4))
+    limits = Limits(n_batch, max(64, n_batch // 4), solo_chunk(n_batch, n_batch))
     views = [prompt(i, end) for i, end in enumerate(ends)] + [decoder(100 + i) for i in range(n_decoding)]
     for batch in run(views, limits):
         assert sum(feed.n_tokens for feed in batch) <= n_batch
@@ -204,7 +204,7 @@ def test_rows_that_decode_count_so_that_no_tile_is_begun_for_a_few(n_decoding: i
 
 
 def test_short_prompts_fill_up_a_step_but_never_in_part() -> None:
-    assert next(run([prompt(0, 200), prompt(1, 30), prompt(2, 100)])) == [Feed(0, 200), Feed(1, 30)]
+    assert next(run([prompt(0, 400), prompt(1, 60), prompt(2, 100)])) == [Feed(0, 400), Feed(1, 60)]
 
 
 def test_the_least_recently_served_prompt_goes_first() -> None:

@@ -265,6 +265,38 @@ def test_mistake_07_saving_in_the_reply_path(tmp_path: Path) -> None:
     assert one.checkpoints.counters["save_copy_s"] > 0 < one.checkpoints.counters["save_s"]
 
 
+class HangingReads(Medium):
+    """From when ``n_left`` more have been answered, until it may go on."""
+
+    def __init__(self) -> None:
+        self.n_left = 1_000_000
+        self.go_on = threading.Event()
+
+    def read(self, path: str, places: Sequence[memoryview]) -> int:
+        self.n_left -= 1
+        if self.n_left < 0:
+            assert self.go_on.wait(60.0)
+        return super().read(path, places)
+
+
+def test_a_disk_that_hangs_in_the_middle_of_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt is computed, what was loaded of it is gone, and once the disk answers it serves again."""
+    monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.PART_TOKENS", 64)
+    monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.HANG_S", 0.1)
+    medium, backend = HangingReads(), FakeBackend()
+    one = Runner(backend, open_with_medium(backend, options(spec(tmp_path)), medium))
+    first = one.run(PROMPT, 2)
+    medium.n_left = 3
+    second = one.run(PROMPT, 2, cache="read")
+    assert second.restored == 0 and same(second, first)
+    assert one.checkpoints.counters["restore_failed"] == 1
+    medium.n_left = 1_000_000
+    medium.go_on.set()
+    third = one.run(PROMPT, 2)
+    assert third.restored == len(PROMPT) - 1 and same(third, first)
+    one.checkpoints.close()
+
+
 class SlowReads(Medium):
     bytes_s = 1e6
 

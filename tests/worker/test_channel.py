@@ -120,6 +120,21 @@ def test_an_undecodable_frame_is_an_error(pair: tuple[socket.socket, socket.sock
         child.receive()
 
 
+async def test_nothing_is_heard_behind_a_close(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Neither frames that have arrived already, nor that one was cut."""
+    frame = encode([Progress("weights", 0.5)])
+    parent, heard = await AsyncChannel.open(pair[0]), list[object]()
+
+    def take(batch: object) -> None:
+        heard.append(batch)
+        parent.close()
+
+    pair[1].sendall(frame * 3 + frame[:-1])
+    await parent.listen(take)
+    await asyncio.sleep(0.01)
+    assert heard == [[Progress("weights", 0.5)]]
+
+
 def test_on_another_event_loop(pair: tuple[socket.socket, socket.socket]) -> None:
     """The server's, whose transports are of their own class."""
 

@@ -280,9 +280,8 @@ class Engine:
         self._costs = self._costs.after(step)
         counters["decoded_tokens"] += step.n_decode
         counters["decode_s"] += elapsed_s - prefill_s
-        if prompts:
-            counters["prefilled_tokens"] += step.n_prefill
-            counters["prefill_s"] += prefill_s
+        counters["prefilled_tokens"] += step.n_prefill
+        counters["prefill_s"] += prefill_s
 
     # ---- sample
 

@@ -33,6 +33,10 @@ class Plan(Protocol):
     def ready(self) -> bool:
         """``restore`` may be called; it would not wait for a read, or not for long while it has the engine alone."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Its reads have; not when too many were under way when it was found, until ``KVStore.begin``."""
+
     def read_on(self, *, all_of_it: bool) -> None:
         """Before ``ready`` is asked. ``all_of_it``: others run, and must not wait for reads; be ready only then."""
 
@@ -45,6 +49,7 @@ class NoPlan:
     tier = None
     first_mismatch = None
     ready = True
+    has_begun = True
 
     def read_on(self, *, all_of_it: bool) -> None:
         pass
@@ -75,6 +80,10 @@ class KVStore:
 
     def release(self, plan: Plan) -> None:
         pass
+
+    def begin(self, plan: Plan) -> None:
+        """It is the turn of a plan that has not begun: its reads begin now, however many are under way. Without memory
+        they do not, and ``restore`` gives 0."""
 
     def keep(self, plans: Iterable[Plan]) -> None:
         """Requests still wait to restore these: what they name must not be evicted for some seconds more."""

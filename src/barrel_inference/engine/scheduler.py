@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from barrel_inference.engine.costs import LEAST, Costs
-from barrel_inference.kvcache.policy import SOLO_CHUNK
 
 
 class View(NamedTuple):
@@ -27,7 +26,7 @@ class View(NamedTuple):
 class Limits(NamedTuple):
     n_batch: int  # at least the number of sequences
     chunk: int  # most prompt tokens in a step in which others decode
-    solo_chunk: int = SOLO_CHUNK  # prompt tokens in a step in which none do
+    solo_chunk: int  # prompt tokens in a step in which none do
 
 
 class Feed(NamedTuple):

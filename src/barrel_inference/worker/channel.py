@@ -109,6 +109,8 @@ class AsyncChannel(asyncio.Protocol):
             raise self._error
 
     def close(self) -> None:
+        """Nothing more is heard, and that is no error."""
+        self._end(None)
         if self._transport is not None:
             self._transport.abort()
 
@@ -128,7 +130,7 @@ class AsyncChannel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         try:
-            while (payload := self._next_payload()) is not None:
+            while not self._is_over and (payload := self._next_payload()) is not None:
                 self._take(self._decoder.decode(payload))
         except Exception as error:  # of the worker, or of the listener
             self._end(error)

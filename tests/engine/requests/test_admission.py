@@ -279,6 +279,44 @@ def test_beside_others_a_plan_is_read_to_the_end_before_it_is_restored() -> None
     assert bench.results["a"].done.cache.restored_tokens == 999
 
 
+def test_what_could_not_begin_reads_when_it_is_its_turn_and_holds_up_nobody() -> None:
+    """Too many were reading when it came: no more begin than sequences are free."""
+    bench = Bench(n_seq_max=3, store=True)
+    bench.store.saved.append(HEAD)
+    bench.submit("b", tokens(10, seed=4), max_tokens=50)
+    bench.step()
+    bench.store.are_ready = False
+    late = [bench.prepare(str(i), [*HEAD, i + 1], max_tokens=2, cache="read") for i in range(3)]
+    for generation in late:
+        assert generation.plan
+        generation.plan.has_begun, generation.plan.ready = False, True  # type: ignore[misc]
+        bench.engine.submit(generation)
+    bench.step(3)
+    assert [g.plan and (g.plan.has_begun, g.plan.ready) for g in late] == [(True, False), (True, False), (False, True)]
+    assert len(bench.results["b"].tokens) == 4, "who runs goes on"
+    for generation in late[:2]:
+        assert generation.plan and generation.plan.must_read_all  # type: ignore[attr-defined]
+        generation.plan.ready = True  # type: ignore[misc]
+    bench.store.are_ready = True
+    bench.run()
+    assert [bench.results[str(i)].done.cache.restored_tokens for i in range(2)] == [1000, 1000]
+    assert bench.results["2"].is_over
+
+
+def test_of_two_that_could_start_at_once_the_second_reads_to_the_end_first() -> None:
+    bench = Bench(n_seq_max=2, store=True)
+    other = tokens(1000, seed=8)
+    bench.store.saved += [HEAD, other]
+    first, second = bench.prepare("a", HEAD, max_tokens=9), bench.prepare("b", other, max_tokens=2)
+    for generation in (first, second):
+        bench.engine.submit(generation)
+    assert second.plan is not None
+    plan = second.plan
+    bench.step()
+    assert plan.must_read_all  # type: ignore[attr-defined]
+    bench.run()
+
+
 def test_the_store_is_asked_again_after_a_wait() -> None:
     bench = Bench(n_seq_max=1, store=True)
     bench.submit("a", HEAD, max_tokens=3)

@@ -161,6 +161,18 @@ def test_a_drain_comes_after_all_that_was_asked_before() -> None:
     assert [bench.engine.told.get(timeout=20) for _ in range(2)] == [("submit", "slow"), ("drain", "in time")]
 
 
+def test_a_drain_comes_after_the_answers_that_take_longer() -> None:
+    bench = Bench()
+    bench.intake.call(Call(1, "later", {}))
+    bench.intake.drain(60.0)
+    bench.intake.call(Call(2, "echo", {}))
+    assert bench.next_sent() == Reply(2, {})
+    assert bench.engine.told.empty()
+    bench.future.set_result([1])
+    assert bench.next_sent() == Reply(1, [1])
+    assert bench.engine.told.get(timeout=20) == ("drain", "in time")
+
+
 def test_a_drain_does_not_wait_longer_than_it_may() -> None:
     bench = Bench()
     bench.submit("preparing")

@@ -40,7 +40,7 @@ def test_what_the_queue_had_no_room_for_is_written_before_it_ends(tmp_path: Path
     disk, backend = Disk(0), Backend("plain")
     checkpoints = open_with_medium(backend, options(spec(tmp_path)), disk)
     bench = Bench().run_on(backend, checkpoints)
-    checkpoints._writer.memory._limit = 1 << 18  # type: ignore[attr-defined]
+    checkpoints._writer.memory._limit = 3 << 16  # type: ignore[attr-defined]
     assert bench.complete(PROMPT, max_tokens=3).finish_key is None
     assert checkpoints.counters["drops"]
 

@@ -20,11 +20,11 @@ from barrel_inference.kvcache.chain import pack_tokens, rest_key
 from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.lookup import Limit
 from barrel_inference.kvcache.policy import SaveReason, state_stops
-from barrel_inference.kvcache.reader import Reader
 from barrel_inference.kvcache.record import short
 from barrel_inference.kvcache.render import shelf_bytes
 from barrel_inference.kvcache.store import Store
-from barrel_inference.kvcache.writer import Writer
+from barrel_inference.kvcache.transfer.reader import Reader
+from barrel_inference.kvcache.transfer.writer import Writer
 from barrel_inference.types import CacheLookup, Exactness
 
 PENDING_WAIT_S = 0.5  # for blocks that are on their way to the store
@@ -166,6 +166,10 @@ class StoredCheckpoints(Checkpoints):
     def release(self, plan: Plan) -> None:
         if isinstance(plan, StoredPlan):
             self._restorer.release(plan)
+
+    def begin(self, plan: Plan) -> None:
+        if isinstance(plan, StoredPlan):
+            self._restorer.begin(plan)
 
     def keep(self, plans: Iterable[Plan]) -> None:
         self._restorer.keep(plan for plan in plans if isinstance(plan, StoredPlan))

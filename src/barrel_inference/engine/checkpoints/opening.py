@@ -17,10 +17,10 @@ from barrel_inference.errors import BarrelError, CacheError, TierError, TierMism
 from barrel_inference.kvcache import policy
 from barrel_inference.kvcache.layout import Layout, detect
 from barrel_inference.kvcache.namespace import Namespace
-from barrel_inference.kvcache.reader import Reader
 from barrel_inference.kvcache.store import Shape, Store
 from barrel_inference.kvcache.tier import Tier
-from barrel_inference.kvcache.writer import Writer
+from barrel_inference.kvcache.transfer.reader import Reader
+from barrel_inference.kvcache.transfer.writer import Writer
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from barrel_inference.kvcache import lookup
 from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.lookup import Found, Limit
 from barrel_inference.kvcache.policy import cold_resume, cold_rows, is_worth
-from barrel_inference.kvcache.reader import Reader
-from barrel_inference.kvcache.reading import Reading
 from barrel_inference.kvcache.record import CorruptError, Name
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import Tier
+from barrel_inference.kvcache.transfer.reader import Reader
+from barrel_inference.kvcache.transfer.reading import Reading
 from barrel_inference.tally import Tally
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,10 @@ class StoredPlan:
     def ready(self) -> bool:
         """Whether ``restore`` would not wait for reads that have begun."""
         return self.reading is None or self.reading.ready
+
+    @property
+    def has_begun(self) -> bool:
+        return not self.length or self.reading is not None
 
     def read_on(self, *, all_of_it: bool) -> None:
         with self.lock:
@@ -125,6 +129,11 @@ class Restorer:
         """What could be restored, whatever it costs; nothing is read."""
         return lookup.find(self._store, tokens, salt=salt, limit=lambda at: min(at, self._max_tokens))
 
+    def begin(self, plan: StoredPlan) -> None:
+        with plan.lock:
+            if not plan.has_begun:
+                plan.reading = self._reader.start(plan.found, wait=True)
+
     def release(self, plan: StoredPlan) -> None:
         reading = plan.take_reading()
         if reading is not None:
@@ -145,6 +154,10 @@ class Restorer:
                 break
             try:
                 n = self._read_and_load(plan, seq)
+            except TimeoutError:  # the next attempt would wait for the same disk
+                logger.warning("a tier does not answer: a prompt is computed that could have been restored")
+                self._count(plan, 0, 0.0)
+                break
             except (CorruptError, OSError) as error:
                 logger.warning("an object of the KV store is lost: %s", error)
                 self._locate(plan)

@@ -14,7 +14,7 @@ from barrel_inference.kvcache.layout import Layout
 from barrel_inference.kvcache.policy import SaveReason, cold_limit, save_limit, whole_blocks
 from barrel_inference.kvcache.record import MAX_PARTS, ObjectKind, Provenance, short
 from barrel_inference.kvcache.store import Store
-from barrel_inference.kvcache.writer import Capture, Item, Writer
+from barrel_inference.kvcache.transfer.writer import Capture, Item, Writer
 
 RUN_TOKENS = 512  # rows copied at once
 

@@ -118,7 +118,7 @@ class Admission:
         self._make_cold(generation)
         live = self.prefix.best_live(generation, self._sequences)
         self._look_again(generation, live.length)
-        if (generation.plan and not generation.plan.ready) or self._lets_another_read(generation, live):
+        if self._lets_another_read(generation, live) or self._must_read(generation, live):
             return False
         self.waiting.remove(generation)
         self._start(generation, self._target(generation, live), live)
@@ -136,6 +136,19 @@ class Admission:
                 return True
             generation.awaits = None
         return False
+
+    def _must_read(self, generation: Generation, live: Live) -> bool:
+        """What it is to restore is being read, or will be: no more at once than sequences are free."""
+        plan = generation.plan
+        if plan is None or plan.length <= live.length:
+            return plan is not None and not plan.ready
+        if not plan.has_begun:
+            n_reading = sum(g.plan is not None and not g.plan.ready for g in self.waiting)
+            if n_reading >= sum(s.is_idle for s in self._sequences):
+                return True
+            self._store.begin(plan)
+        plan.read_on(all_of_it=not all(s.is_idle for s in self._sequences))
+        return not plan.ready
 
     def _is_turned_away(self, generation: Generation) -> bool:
         is_new = generation.request.on_full == "error" and not generation.replays and not generation.request.resume

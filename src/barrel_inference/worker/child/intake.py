@@ -44,9 +44,10 @@ class Intake:
         self._prepare = prepare
         self._await_first = await_first
         self._answer = answer
-        self._queue: queue.SimpleQueue[Request | Call | float] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Request | Call | float | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: set[str] = set()
+        self._answering: set[int] = set()  # calls that are answered later
         self._cancelled: set[str] = set()
         self._drain_until: float | None = None
         threading.Thread(target=self._run, name="intake", daemon=True).start()
@@ -81,9 +82,11 @@ class Intake:
                     self._take(request)
                 case Call() as call:
                     self._reply(call)
-                case drain_until:
+                case float() as drain_until:
                     self._drain_until = drain_until
-            if self._drain_until is not None and not self._waiting:
+                case None:
+                    pass
+            if self._drain_until is not None and not self._waiting and not self._answering:
                 self._engine.drain(max(0.0, self._drain_until - time.monotonic()))
                 self._drain_until = None
 
@@ -116,6 +119,7 @@ class Intake:
             self._send([Reply(call.call_id, error=_wrap(error).to_dict())])
             return
         if isinstance(result, Future):
+            self._answering.add(call.call_id)
             result.add_done_callback(lambda future: self._reply_later(call, future))
         else:
             self._reply_with(call, result)
@@ -126,6 +130,8 @@ class Intake:
             self._send([Reply(call.call_id, error=_wrap(error).to_dict())])
         else:
             self._reply_with(call, future.result())
+        self._answering.discard(call.call_id)
+        self._queue.put(None)  # a drain may wait for it
 
     def _reply_with(self, call: Call, result: Any) -> None:
         try:

@@ -6,20 +6,23 @@ processor's caches already. Fresh memory is read into at a tenth of the speed.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
-from barrel_inference.kvcache.buffers import Memory
 from barrel_inference.kvcache.layout import Assembly, Layout
 from barrel_inference.kvcache.lookup import Found, Piece
+from barrel_inference.kvcache.transfer.buffers import Memory
 
 PART_TOKENS = 512
 READ_AHEAD = 3  # parts
 HOLD_UP_S = 1.0  # reads that will take longer must not be waited for between parts
+HANG_S = 10.0  # a disk that lets the engine wait so long for a part does not answer
 
 
 class Part(NamedTuple):
@@ -89,23 +92,23 @@ class Reading:
         return all(filling.is_read for filling in self._filling)
 
     def blobs(self) -> Iterator[memoryview]:
-        """Part by part, each good until the next is asked for. Raises what went wrong (the bad object is given up)."""
+        """Part by part, each good until the next is asked for. Raises what went wrong (the bad object is given up), a
+        TimeoutError when the disk does not answer."""
         while self._filling:
             filling = self._filling[0]
-            self.prefill_s += sum(task.result() for task in filling.tasks)
+            self.prefill_s += sum(task.result(HANG_S) for task in filling.tasks)
             yield filling.blob
             self._filling.popleft()
             self._go_on(filling.buffer)
 
     def close(self) -> None:
-        """Wait for the reads, and give their memory back."""
+        """Give the memory back, each buffer once nothing is read into it any more: a disk may hang."""
         self._todo.clear()
         while self._filling:
             filling = self._filling.popleft()
             for task in filling.tasks:
-                if not task.cancel():
-                    task.exception()
-            self._memory.give(filling.buffer)
+                task.cancel()
+            _after(filling.tasks, partial(self._memory.give, filling.buffer))
 
     def _go_on(self, buffer: memoryview) -> None:
         if not self._todo:
@@ -119,3 +122,18 @@ class Reading:
 
     def _note(self, task: Future[float]) -> None:
         self._first_s = self._first_s or time.perf_counter() - self._began
+
+
+def _after(tasks: Sequence[Future[float]], then: Callable[[], None]) -> None:
+    """Call ``then`` once, when the last of them is over; on its thread, or here."""
+    left, lock = set(tasks), threading.Lock()
+
+    def note(task: Future[float]) -> None:
+        with lock:
+            left.discard(task)
+            is_last = not left
+        if is_last:
+            then()
+
+    for task in tasks:
+        task.add_done_callback(note)

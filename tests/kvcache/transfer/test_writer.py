@@ -13,7 +13,7 @@ import pytest
 
 from barrel_inference.engine.backend import Slice
 from barrel_inference.kvcache.tier import Medium, Tier
-from barrel_inference.kvcache.writer import Capture, Item, Writer
+from barrel_inference.kvcache.transfer.writer import Capture, Item, Writer
 from tests.kvcache.fake_backend import FakeBackend
 from tests.kvcache.harness import spec
 from tests.kvcache.objects import NAMESPACE, layout, records, store

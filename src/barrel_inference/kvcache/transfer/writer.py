@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from barrel_inference.kvcache.buffers import Memory
 from barrel_inference.kvcache.layout import Cells, Layout, LayoutError, Parsed
 from barrel_inference.kvcache.policy import SaveReason
 from barrel_inference.kvcache.record import ROWS, Name, ObjectKind, Provenance, Record, encode, payload_hash
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import NoRoomError, Tier
+from barrel_inference.kvcache.transfer.buffers import Memory
 from barrel_inference.tally import Tally
 from barrel_inference.trouble import Trouble
 

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from barrel_inference.kvcache.buffers import Memory, allocate
 from barrel_inference.kvcache.layout import Assembly, Layout, SectionTarget
 from barrel_inference.kvcache.lookup import Found, Piece
 from barrel_inference.kvcache.policy import Rate
-from barrel_inference.kvcache.reading import Part, Reading, parts_of
 from barrel_inference.kvcache.record import CorruptError, Name, Record, decode, header_bytes, payload_hash, verify
 from barrel_inference.kvcache.store import Store
 from barrel_inference.kvcache.tier import Tier
+from barrel_inference.kvcache.transfer.buffers import Memory, allocate
+from barrel_inference.kvcache.transfer.reading import Part, Reading, parts_of
 
 PIECES_A_TASK = 8
 ARENAS = 2  # plans being read or waiting for a sequence; requests beyond them read when it is their turn
@@ -56,7 +56,7 @@ class Reader:
         return None
 
     def finish(self, reading: Reading) -> None:
-        """Give the memory back, once the reads are over."""
+        """Its memory comes back once the reads that have begun are over; who finishes does not wait for them."""
         reading.close()
         with self._lock:
             self._arenas -= 1

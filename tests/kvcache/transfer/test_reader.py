@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from barrel_inference.kvcache.buffers import Memory
 from barrel_inference.kvcache.lookup import Found, find
-from barrel_inference.kvcache.reader import ARENAS, STALE_RATE_S, Reader
-from barrel_inference.kvcache.reading import PART_TOKENS, READ_AHEAD
 from barrel_inference.kvcache.record import CorruptError
 from barrel_inference.kvcache.tier import Medium, Tier
+from barrel_inference.kvcache.transfer.buffers import Memory
+from barrel_inference.kvcache.transfer.reader import ARENAS, STALE_RATE_S, Reader
+from barrel_inference.kvcache.transfer.reading import PART_TOKENS, READ_AHEAD
 from tests.kvcache.harness import spec
 from tests.kvcache.objects import NAMESPACE, layout, payload, put, store
 
@@ -71,7 +71,7 @@ def test_the_rows_are_where_they_belong(tmp_path: Path) -> None:
 
 
 def test_parts_take_turns_in_the_same_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barrel_inference.kvcache.reading.PART_TOKENS", 64)
+    monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.PART_TOKENS", 64)
     one = Setup(tmp_path)
     reading = one.reader.start(one.find())
     assert reading is not None
@@ -84,7 +84,7 @@ def test_parts_take_turns_in_the_same_memory(tmp_path: Path, monkeypatch: pytest
 def test_all_parts_are_read_before_it_is_ready_when_others_must_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("barrel_inference.kvcache.reading.PART_TOKENS", 64)
+    monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.PART_TOKENS", 64)
     one = Setup(tmp_path)
     found = one.find()
     medium = one.tier.medium = Held()
@@ -105,11 +105,11 @@ def test_all_parts_are_read_before_it_is_ready_when_others_must_not_wait(
 
 
 def test_who_reads_slowly_says_so_after_the_first_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barrel_inference.kvcache.reading.PART_TOKENS", 64)
+    monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.PART_TOKENS", 64)
     one = Setup(tmp_path)
     found = one.find()
     for hold_up_s, is_slow in ((100.0, False), (0.1, True)):
-        monkeypatch.setattr("barrel_inference.kvcache.reading.HOLD_UP_S", hold_up_s)
+        monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.HOLD_UP_S", hold_up_s)
         medium = one.tier.medium = Held()
         reading = one.reader.start(found)
         assert reading is not None and not reading.is_slow
@@ -120,6 +120,23 @@ def test_who_reads_slowly_says_so_after_the_first_part(tmp_path: Path, monkeypat
         assert reading.is_slow is is_slow
         medium.let_go.release(10)
         one.reader.finish(reading)
+
+
+def test_a_disk_that_hangs_between_two_parts_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.PART_TOKENS", 64)
+    monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.HANG_S", 0.1)
+    one = Setup(tmp_path)
+    found = one.find()
+    medium = one.tier.medium = Held()
+    reading = one.reader.start(found)
+    assert reading is not None
+    medium.let_go.release(READ_AHEAD)
+    with pytest.raises(TimeoutError):
+        list(reading.blobs())
+    one.reader.finish(reading)
+    medium.let_go.release(100)
+    one.reader.close()
+    assert one.reader._memory._out == 0
 
 
 class Held(Medium):
@@ -260,3 +277,23 @@ def test_memory_that_the_system_has_not_is_none() -> None:
     small = memory.take(100)
     assert small is not None
     memory.give(small)
+
+
+def test_who_finishes_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.PART_TOKENS", 64)
+    one = Setup(tmp_path)
+    found = one.find()
+    medium = one.tier.medium = Held()
+    reading = one.reader.start(found)
+    assert reading is not None
+    began = time.monotonic()
+    one.reader.finish(reading)
+    assert time.monotonic() - began < 5
+    other = one.reader.start(found)
+    assert other is not None
+    medium.let_go.release(100)
+    addresses = {ctypes.addressof(ctypes.c_char.from_buffer(blob)) for blob in other.blobs()}
+    one.reader.finish(other)
+    assert len(addresses) == READ_AHEAD
+    one.reader.close()
+    assert one.reader._memory._out == 0
