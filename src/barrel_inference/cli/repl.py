@@ -11,7 +11,7 @@ from typing import Any
 from barrel_inference.cli.private import check_loading, server
 from barrel_inference.cli.progress import display
 from barrel_inference.cli.report import one_line
-from barrel_inference.cli.session import Session, summary
+from barrel_inference.cli.session import Session, limited, summary
 from barrel_inference.cli.wishes import NO_WISHES, Wishes
 from barrel_inference.errors import BarrelError
 
@@ -39,8 +39,8 @@ def converse(
     with server(model) as (client, name):
         check_loading(client, name, options or {})
         _pull_if_unknown(client, name)
-        client.ask("POST", "/api/generate", {"model": name, "prompt": "", "options": options or {}})
-        _note("")
+        loaded = client.ask("POST", "/api/generate", {"model": name, "prompt": "", "options": options or {}})
+        _note(f"{note}\n" if (note := limited(loaded)) else "")
         session = Session(client, name, system, options, cache=cache, wishes=wishes)
         session.verbose = verbose
         with _line_editing(session):
