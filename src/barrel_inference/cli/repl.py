@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from barrel_inference.cli.private import check_loading, server
-from barrel_inference.cli.progress import display
+from barrel_inference.cli.remote import follow
 from barrel_inference.cli.report import one_line
 from barrel_inference.cli.session import Session, limited, summary
 from barrel_inference.cli.wishes import NO_WISHES, Wishes
@@ -54,12 +54,7 @@ def _pull_if_unknown(client: Any, name: str) -> None:
         if error.code != "model_not_found":
             raise
         _note("")
-        shown = display()
-        try:
-            for event in client.lines("/api/pull", {"model": name}):
-                shown.show(event)
-        finally:
-            shown.close()
+        follow(client, "/api/pull", {"model": name})
 
 
 def _note(text: str) -> None:
