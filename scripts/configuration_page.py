@@ -51,7 +51,7 @@ A misspelt option or a value that is not allowed is an error, which suggests the
 
 ```
 barrel-inference config show --all      # the settings in force
-barrel-inference config check my.toml   # check a file
+barrel-inference config check my.toml   # check a file; without a name, the one in use and the environment
 ```
 
 ```toml

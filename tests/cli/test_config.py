@@ -49,3 +49,16 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == f"{file} is right\n"
     assert err == "warning: model 'mine:latest': /x is neither a file nor an installed model\n"
+
+
+def test_check_looks_at_the_environment_and_at_who_may_connect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "barrel.toml"
+    file.write_text("[server]\nhost = '0.0.0.0'\n")
+    assert main(["config", "check", str(file)]) == 0
+    assert "warning: host='0.0.0.0' lets other machines connect" in capsys.readouterr().err
+    monkeypatch.setenv("BARREL_INFERENCE_SERVER_PORTT", "1")
+    assert main(["config", "check"]) == 2
+    assert "did you mean 'BARREL_INFERENCE_SERVER_PORT'?" in capsys.readouterr().err
+    assert main(["config", "check", str(file)]) == 0, "of a file that is named only the file is checked"

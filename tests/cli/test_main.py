@@ -37,6 +37,7 @@ from barrel_inference.errors import (
     InvalidModelError,
     InvalidRequestError,
     ModelNotFoundError,
+    from_dict,
 )
 
 
@@ -148,6 +149,8 @@ def test_a_file_is_named_with_its_directory() -> None:
 
 def test_an_error_is_one_line_with_its_cure() -> None:
     assert one_line(ModelNotFoundError("no model\nnamed x")).startswith("no model named x  (barrel-inference pull")
+    refused = from_dict({"code": "unauthorized", "message": "no key", "details": {}})
+    assert one_line(refused).endswith("(the commands send the key in BARREL_INFERENCE_API_KEY)")
     assert one_line(BarrelError("x")) == "x"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from barrel_inference.cli.report import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
+from barrel_inference.cli.report import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_FOUND,
+    EXIT_REFUSED,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+)
 from tests.registry.weights import model as weights
 from tests.server.harness import RunningServer
 from tests.support.waiting import until
@@ -95,7 +104,8 @@ def test_a_modelfile_cannot_name_files_of_this_machine(run: Run, file: Path, tmp
     modelfile = tmp_path / "Modelfile"
     modelfile.write_text(f"FROM {file}\n")
     done = run("create", "mine", "-f", str(modelfile))
-    assert done.returncode != 0 and done.stderr.splitlines()[-1].startswith("error: ")
+    assert done.returncode == EXIT_USAGE and done.stderr.startswith("error: FROM names a path")
+    assert "without BARREL_INFERENCE_HOST" in done.stderr, "whoever creates on the command line uploads no blobs"
 
 
 def test_what_is_only_here_says_so(run: Run) -> None:
@@ -219,3 +229,28 @@ def test_the_store_of_the_server(run: Run) -> None:
 
 def test_nothing_was_done_on_this_machine(run: Run, home: Path) -> None:
     assert [path for path in home.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("command", ["pull", "create"])
+def test_ctrl_c_ends_a_command_that_waits_for_the_server(command: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        arguments = [command, "mine", *(["--from", "tiny"] if command == "create" else [])]
+        started = subprocess.Popen(
+            [sys.executable, "-m", "barrel_inference.cli.main", *arguments],
+            env={**os.environ, "HOME": str(tmp_path), "BARREL_INFERENCE_HOST": address},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + b'{"status": "pulling manifest"}\n')
+                assert started.stderr is not None and started.stderr.readline() == "pulling manifest\n"
+                started.send_signal(signal.SIGINT)
+                assert started.wait(20) == EXIT_INTERRUPTED
+        finally:
+            started.kill()
+            started.communicate()

@@ -103,9 +103,17 @@ def test_a_prompt_needs_no_quotes(run: Run) -> None:
     assert bare.returncode == 0, bare.stderr
 
 
-def test_a_wrong_value_is_the_same_mistake_whoever_answers(run: Run, here: RunningServer) -> None:
-    codes = [run("stub", "Hi", "--temperature", "-1", port=port).returncode for port in (port_of(here), 9)]
+@pytest.mark.parametrize(("option", "value"), [("--temperature", "-1"), ("--max-tokens", "-5"), ("--ctx", "0")])
+def test_a_wrong_value_is_the_same_mistake_whoever_answers(
+    run: Run, here: RunningServer, option: str, value: str
+) -> None:
+    codes = [run("stub", "Hi", option, value, port=port).returncode for port in (port_of(here), 9)]
     assert codes == [EXIT_USAGE, EXIT_USAGE]
+
+
+def test_a_context_that_the_server_limits_is_said(run: Run, here: RunningServer) -> None:
+    done = run("stub", "Hi", *FEW, "--ctx", "16000000", port=port_of(here))
+    assert done.returncode == 0 and done.stderr.startswith("num_ctx is limited to "), done.stderr
 
 
 def test_form_thoughts_and_keepalive_are_the_same_wish_whoever_answers(

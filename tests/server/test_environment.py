@@ -29,7 +29,7 @@ def test_address(text: str, host: str, port: int) -> None:
     assert address(text) == (host, port)
 
 
-@pytest.mark.parametrize("text", ["host:port", "host:99999", "[::1"])
+@pytest.mark.parametrize("text", ["host:port", "host:99999", "[::1", "ftp://host"])
 def test_no_address(text: str) -> None:
     with pytest.raises(ConfigError):
         address(text)

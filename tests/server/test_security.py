@@ -145,6 +145,12 @@ def test_keys(locked: RunningServer, headers: dict[str, str], status: int) -> No
     assert locked.request("GET", "/api/tags", **encoded)[0] == status
 
 
+def test_a_wrong_key_is_not_taken_for_none(locked: RunningServer) -> None:
+    assert locked.request("GET", "/api/tags")[1]["error"].startswith("unauthorized: an API key is required")
+    wrong = locked.request("GET", "/api/tags", x_api_key="not-a-good-key")[1]["error"]
+    assert wrong == "unauthorized: the server does not know this API key"
+
+
 def test_the_network_needs_keys() -> None:
     for host in ("0.0.0.0", "::", "192.168.1.2", "example.com"):
         with pytest.raises(ConfigError, match="insecure-no-auth"):

@@ -12,6 +12,7 @@ import typer
 from barrel_inference.cli.installed import catalog
 from barrel_inference.cli.report import Json, print_json, printable
 from barrel_inference.config import RuntimeConfig
+from barrel_inference.errors import ConfigError
 from barrel_inference.options import SECRETS, config_file, layered
 from barrel_inference.server.environment import configuration
 
@@ -48,21 +49,37 @@ def check(
 ) -> None:
     """Check that a file has only known keys with allowed values.
 
-    Models that it describes but that are not here are warned about.
+    Models that it describes but that are not here are warned about, and an address that serve would refuse. Without a
+    file named, the environment is checked too.
 
     Example: barrel-inference config check barrel.toml
     """
     path = file or config_file()
-    config = layered(RuntimeConfig(), file=path, environ={}, flags={})
-    missing = [*catalog(config).missing()]
-    for what in missing:
+    written = layered(RuntimeConfig(), file=path, environ={}, flags={})
+    config = written if file else configuration(os.environ, {})
+    warnings = [*catalog(config).missing(), *_exposed(written)]  # the environment's address is also whom to ask
+    for what in warnings:
         typer.echo(f"warning: {printable(what)}", err=True)
     if json:
-        print_json({"file": path and str(path), "valid": True, "warnings": missing})
+        print_json({"file": path and str(path), "valid": True, "warnings": warnings})
     elif path is None:
-        typer.echo("there is no configuration file; the defaults are in force")
+        defaults = config == configuration({}, {})
+        typer.echo(
+            "there is no configuration file; the " + ("defaults are in force" if defaults else "environment is right")
+        )
     else:
         typer.echo(f"{path} is right")
+
+
+def _exposed(config: RuntimeConfig) -> list[str]:
+    """Only a warning: a flag of serve may allow it."""
+    from barrel_inference.server.serving import check_exposure  # brings the HTTP server
+
+    try:
+        check_exposure(config.server)
+    except ConfigError as error:
+        return [str(error)]
+    return []
 
 
 def _hidden(values: dict[str, Any]) -> dict[str, Any]:

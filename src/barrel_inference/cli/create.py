@@ -43,7 +43,7 @@ def create(
     if (server := remote.named()) is not None:
         text = None if modelfile is None else modelfile.decode(errors="replace")
         body = {"model": name, "from": base, "modelfile": text}
-        asyncio.run(follow(remote.events(server, "/api/create", body), display))
+        remote.follow(server, "/api/create", body, display)
         return
     request = CreateRequest(
         from_=base,

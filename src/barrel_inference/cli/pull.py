@@ -37,7 +37,7 @@ def pull(
     """
     if (server := remote.named()) is not None:
         body = {"model": spec, "name": name, "insecure": insecure}
-        asyncio.run(follow(remote.events(server, "/api/pull", body), JsonLines() if json else None))
+        remote.follow(server, "/api/pull", body, JsonLines() if json else None)
         return
     here = registry()
     events = here.pull(spec, name=name, insecure=insecure)

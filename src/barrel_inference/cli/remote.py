@@ -4,10 +4,11 @@ nothing."""
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from barrel_inference.cli.client import Client
+from barrel_inference.cli.progress import Display, display
 from barrel_inference.errors import UnsupportedError
 from barrel_inference.server.environment import ENV_HOST
 
@@ -26,7 +27,12 @@ def only_here(command: str, environ: Mapping[str, str] = os.environ) -> None:
         )
 
 
-async def events(client: Client, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """What a long job of the server tells."""
-    for event in client.lines(path, dict(body)):
-        yield event
+def follow(client: Client, path: str, body: Mapping[str, Any], shown: Display | None = None) -> None:
+    """Show what a long job of the server tells; raises what it raised. Not in an event loop, which would keep Ctrl-C
+    until the server has said everything."""
+    shown = shown or display()
+    try:
+        for event in client.lines(path, dict(body)):
+            shown.show(event)
+    finally:
+        shown.close()

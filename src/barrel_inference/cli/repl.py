@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from barrel_inference.cli.private import check_loading, server
-from barrel_inference.cli.progress import display
+from barrel_inference.cli.remote import follow
 from barrel_inference.cli.report import one_line
-from barrel_inference.cli.session import Session, summary
+from barrel_inference.cli.session import Session, limited, summary
 from barrel_inference.cli.wishes import NO_WISHES, Wishes
 from barrel_inference.errors import BarrelError
 
@@ -39,8 +39,8 @@ def converse(
     with server(model) as (client, name):
         check_loading(client, name, options or {})
         _pull_if_unknown(client, name)
-        client.ask("POST", "/api/generate", {"model": name, "prompt": "", "options": options or {}})
-        _note("")
+        loaded = client.ask("POST", "/api/generate", {"model": name, "prompt": "", "options": options or {}})
+        _note(f"{note}\n" if (note := limited(loaded)) else "")
         session = Session(client, name, system, options, cache=cache, wishes=wishes)
         session.verbose = verbose
         with _line_editing(session):
@@ -54,12 +54,7 @@ def _pull_if_unknown(client: Any, name: str) -> None:
         if error.code != "model_not_found":
             raise
         _note("")
-        shown = display()
-        try:
-            for event in client.lines("/api/pull", {"model": name}):
-                shown.show(event)
-        finally:
-            shown.close()
+        follow(client, "/api/pull", {"model": name})
 
 
 def _note(text: str) -> None:

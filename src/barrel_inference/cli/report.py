@@ -47,6 +47,7 @@ _EXIT_CODES: tuple[tuple[type[BarrelError], int], ...] = (
 )
 
 _CURES = {
+    "unauthorized": "the commands send the key in BARREL_INFERENCE_API_KEY",
     "model_not_found": "barrel-inference pull NAME fetches it, barrel-inference list shows what is here",
     "load_failed": "barrel-inference doctor shows what was compiled in and how much memory is free",
     "out_of_memory": "take a smaller quantization, or less context with --ctx",

@@ -15,6 +15,7 @@ from barrel_inference.cli import local, wishes
 from barrel_inference.cli.client import Client
 from barrel_inference.cli.private import check_loading, running
 from barrel_inference.cli.report import Json, print_json
+from barrel_inference.cli.session import limited
 from barrel_inference.server.models.catalog import Entry
 from barrel_inference.server.models.parameters import OLLAMA_DEFAULTS, merge, translate
 from barrel_inference.types import CacheReport, Chunk, Completion, Timings, Usage
@@ -31,10 +32,10 @@ def run(
     prompt: Annotated[list[str] | None, typer.Argument(help="What to ask. Piped input comes before it.")] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=0, help="Stop after this many tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 always picks the likeliest token.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed and prompt give the same text.")] = None,
-    ctx: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
+    ctx: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer together.")] = None,
     gpu_layers: Annotated[int | None, typer.Option(help="Layers on the GPU; 99 is all of them.")] = None,
     form: Annotated[
         str | None, typer.Option("--format", help="The answer's form: json, a JSON schema, or the file of one.")
@@ -122,6 +123,8 @@ def _ask_there(server: Client, model: str, body: dict[str, Any], silent: bool) -
             typer.echo(answer, nl=False)
     if not silent:
         typer.echo()
+    if note := limited(piece):
+        typer.echo(note, err=True)
     return told(text, piece)
 
 

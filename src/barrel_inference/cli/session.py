@@ -220,12 +220,17 @@ def _schema(text: str) -> Any:
         raise ConfigError(f"neither json nor a JSON schema: {error}") from None
 
 
+def limited(final: dict[str, Any]) -> str:
+    """What was asked for and is more than the server gives, and what it gave; empty if it gave all."""
+    return ", ".join(f"{name} is limited to {given}" for name, given in (final.get("capped") or {}).items())
+
+
 def summary(final: dict[str, Any]) -> str:
-    """One line of what the answer took."""
+    """One line of what the answer took, and where it got less than was asked for."""
     count, seconds = final.get("eval_count", 0), final.get("eval_duration", 0) / 1e9
     rate = f" at {count / seconds:.1f}/s" if seconds else ""
     cached = final.get("prompt_eval_cached_count") or 0
     return (
         f"{final.get('prompt_eval_count', 0)} prompt tokens ({cached} known), {count} tokens{rate},"
-        f" {final.get('total_duration', 0) / 1e9:.2f} s"
+        f" {final.get('total_duration', 0) / 1e9:.2f} s" + (f"; {note}" if (note := limited(final)) else "")
     )

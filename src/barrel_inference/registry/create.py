@@ -265,7 +265,8 @@ class _Builder:
         if self._request.directory is None:
             if explicit:
                 raise InvalidNameError(
-                    "FROM names a path; upload the file with POST /api/blobs/:digest and name the digest"
+                    "FROM names a path; upload the file with POST /api/blobs/:digest and name the digest, or create "
+                    "the model on the server's machine, without BARREL_INFERENCE_HOST"
                 )
             return ()
         location = parse_spec(source).location if source.lower().startswith("file://") else source

@@ -102,9 +102,11 @@ def _with_address(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[
 def address(text: str) -> tuple[str, int]:
     """``[scheme://]host[:port]``; as in Ollama a scheme without a port means the scheme's own. Raises ConfigError."""
     scheme, separator, rest = text.partition("://")
+    if separator and scheme.lower() not in _DEFAULT_PORTS:
+        raise ConfigError(f"{text!r} is not an address: write http:// or https://", option=ENV_HOST, value=text)
     try:
         parts = urlsplit(f"//{rest if separator else _bracketed(text)}")
-        default = _DEFAULT_PORTS.get(scheme, DEFAULT_PORT) if separator else DEFAULT_PORT
+        default = _DEFAULT_PORTS[scheme.lower()] if separator else DEFAULT_PORT
         port = default if parts.port is None else parts.port
     except ValueError as error:
         raise ConfigError(f"{text!r} is not an address: {error}", option=ENV_HOST, value=text) from None

@@ -379,3 +379,18 @@ async def test_files_that_were_replaced_while_a_request_ran_are_not_its_fault() 
         async with world.pool.lease(A):
             raise InvalidModelError("a.gguf has been replaced")
     await world.use(A)
+
+
+async def test_a_model_that_is_loaded_anew_has_only_the_names_it_is_asked_for_by_since() -> None:
+    world = World()
+    copy = Entry(name="copy:latest", digest="1")
+    await world.use(copy)
+    await world.use(Entry(name="a:latest", digest="1"))
+    (slot,) = world.pool.loaded()
+    assert slot.names == {"copy:latest", "a:latest"}
+    await world.use(copy, keep_s=0.0)
+    await settle()
+    assert not world.pool.loaded()
+    await world.use(Entry(name="a:latest", digest="1"))
+    (slot,) = world.pool.loaded()
+    assert slot.names == {"a:latest"} and slot.entry.name == "a:latest"

@@ -146,8 +146,11 @@ class Guard:
         keys = self._access.keys
         if not keys or path in self._access.open_paths:
             return None
-        if keys.accepts(_key(headers)):
+        key = _key(headers)
+        if keys.accepts(key):
             return None
+        if key:
+            return UnauthorizedError("unauthorized: the server does not know this API key")
         return UnauthorizedError("unauthorized: an API key is required, as Authorization: Bearer or x-api-key")
 
 

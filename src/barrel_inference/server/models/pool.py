@@ -81,8 +81,6 @@ class Pool:
         patience_s = self._options.queue_timeout_s
         until = asyncio.get_running_loop().time() + patience_s if patience_s else None
         began, admitted, ready = clock(), None, None
-        if not slot.in_use:
-            slot.keep.forget()
         slot.keep.enter(keep_s)
         try:
             async with slot.gate.admit(known.client):
@@ -146,7 +144,7 @@ class Pool:
     def _slot(self, entry: Entry, embeddings: bool) -> Slot:
         options = self._load_options(entry, embeddings)
         key = msgspec.json.encode([entry.digest or entry.path or entry.name, options], order="sorted").decode()
-        if key not in self._slots:
+        if key not in self._slots or not self._slots[key].in_use:  # a load anew has none of the names of the last one
             self._slots = {key: slot for key, slot in self._slots.items() if slot.in_use}
             self._slots[key] = self._new_slot(entry, options)
         self._slots[key].names.add(entry.name)
