@@ -82,6 +82,12 @@ def test_wrong_usage_names_the_help_of_the_command_itself(capsys: pytest.Capture
     assert "(see barrel-inference run --help)" in error
 
 
+def test_the_package_itself_is_the_command_line() -> None:
+    command = [sys.executable, "-m", "barrel_inference", "no-such-command"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == EXIT_USAGE and done.stderr.startswith("error: ")
+
+
 def test_push_is_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["push", "mine"]) == EXIT_REFUSED
     assert "barrel-inference show mine --modelfile" in capsys.readouterr().err
