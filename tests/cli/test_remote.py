@@ -100,12 +100,27 @@ def test_copy_edit_create_and_remove(run: Run, tmp_path: Path) -> None:
     assert told(run("ps", "--json")) == {"models": []}
 
 
-def test_a_modelfile_cannot_name_files_of_this_machine(run: Run, file: Path, tmp_path: Path) -> None:
+def test_create_uploads_the_files_that_it_names(run: Run, home: Path, file: Path, tmp_path: Path) -> None:
     modelfile = tmp_path / "Modelfile"
-    modelfile.write_text(f"FROM {file}\n")
+    own = tmp_path / "own.gguf"
+    own.write_bytes(weights(**{"general.name": "of my own"}))
+    modelfile.write_text("FROM ./own.gguf\nSYSTEM Arr.\nPARAMETER temperature 0.25\n")
     done = run("create", "mine", "-f", str(modelfile))
-    assert done.returncode == EXIT_USAGE and done.stderr.startswith("error: FROM names a path")
-    assert "without BARREL_INFERENCE_HOST" in done.stderr, "whoever creates on the command line uploads no blobs"
+    assert done.returncode == 0, done.stderr
+    assert "uploading own.gguf" in done.stderr
+    assert run("show", "mine", "--system").stdout == "Arr.\n"
+    assert "0.25" in run("show", "mine", "--parameters").stdout
+    again = run("create", "twice", "--from", str(own))
+    assert again.returncode == 0 and "uploading" not in again.stderr, "the server has it already"
+    assert not list(home.rglob("*.gguf")), "nothing is installed here"
+    assert run("rm", "mine", "twice").returncode == 0
+
+
+def test_a_file_that_is_not_there_is_not_asked_for(run: Run, tmp_path: Path) -> None:
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text("FROM ./nowhere.gguf\n")
+    done = run("create", "mine", "-f", str(modelfile))
+    assert done.returncode in (EXIT_NOT_FOUND, EXIT_USAGE) and "nowhere.gguf" in done.stderr
 
 
 def test_what_is_only_here_says_so(run: Run) -> None:

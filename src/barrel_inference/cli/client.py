@@ -77,6 +77,13 @@ class Client:
         name = self.ask("GET", f"/v1/models/{quote(model)}")["id"]
         return any(name in each.get("names", [each["name"]]) for each in self.ask("GET", "/api/ps")["models"])
 
+    def has_blob(self, digest: str) -> bool:
+        try:
+            self.ask("HEAD", f"/api/blobs/{digest}")
+        except ModelNotFoundError:
+            return False
+        return True
+
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of the answer; None for an empty one."""
         with self._sent(method, path, _packed(body)) as response:

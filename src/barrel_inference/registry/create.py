@@ -260,17 +260,24 @@ class _Builder:
         return manifest
 
     def _paths(self, source: str) -> tuple[Path, ...]:
-        """The files that ``source`` means, if it means files: also what merely exists, as Ollama has it."""
-        explicit = is_path(source) or source.lower().startswith("file://")
-        if self._request.directory is None:
-            if explicit:
-                raise InvalidNameError(
-                    "FROM names a path; upload the file with POST /api/blobs/:digest and name the digest, or create "
-                    "the model on the server's machine, without BARREL_INFERENCE_HOST"
-                )
-            return ()
-        location = parse_spec(source).location if source.lower().startswith("file://") else source
-        path = absolute(Path(self._request.directory) / Path(location).expanduser())
-        if explicit or ("://" not in source and (path.is_file() or holds_weights(path))):
-            return model_files(path)
+        if self._request.directory is not None:
+            return local_files(source, Path(self._request.directory))
+        if _says_path(source):
+            raise InvalidNameError(
+                "FROM names a path; upload the file with POST /api/blobs/:digest and name the digest, or create "
+                "the model with barrel-inference create, which does"
+            )
         return ()
+
+
+def local_files(source: str, directory: Path) -> tuple[Path, ...]:
+    """The files that a FROM or ADAPTER means, if it means files: also what merely exists, as Ollama has it."""
+    location = parse_spec(source).location if source.lower().startswith("file://") else source
+    path = absolute(directory / Path(location).expanduser())
+    if _says_path(source) or ("://" not in source and (path.is_file() or holds_weights(path))):
+        return model_files(path)
+    return ()
+
+
+def _says_path(source: str) -> bool:
+    return is_path(source) or source.lower().startswith("file://")
