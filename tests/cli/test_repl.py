@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pexpect
+import psutil
 import pytest
 
 from barrel_inference.cli.repl import loop, message
@@ -305,6 +307,22 @@ def test_a_paste_of_several_lines_is_one_message(tmp_path: Path) -> None:
         terminal.close(force=True)
     assert seen.getvalue().count("5 tokens") == 1
     assert "first line\nsecond line\n" in (tmp_path / "state" / "barrel_inference" / "history").read_text()
+
+
+@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+def test_the_private_server_ends_with_the_conversation(tmp_path: Path, how: signal.Signals) -> None:
+    """Also when the terminal is closed."""
+    command = ["-m", "barrel_inference.cli.main", "run", "stub"]
+    terminal = pexpect.spawn(sys.executable, command, env=environment(tmp_path, "dumb"), encoding="utf-8", timeout=60)
+    try:
+        terminal.expect(">>> ")
+        started = psutil.Process(terminal.pid).children(recursive=True)
+        assert len(started) >= 1
+        os.kill(terminal.pid, how)
+        _, left = psutil.wait_procs(started, timeout=60)
+        assert left == []
+    finally:
+        terminal.close(force=True)
 
 
 def test_the_help_fits_on_eighty_columns() -> None:

@@ -91,7 +91,8 @@ def _started(models: dict[str, Any]) -> Iterator[Client]:
     environ["BARREL_INFERENCE_SERVER_MODELS"] = json.dumps(configuration(os.environ, {}).server.models | models)
     command = [sys.executable, "-m", "barrel_inference.cli.main", "serve", "--host", "127.0.0.1:0", "--json"]
     process = subprocess.Popen(
-        [*command, "--log-level", "error"],
+        [*command, "--log-level", "error", "--until-eof"],
+        stdin=subprocess.PIPE,  # closed when we are gone, however we went
         stdout=subprocess.PIPE,
         env=environ,
         process_group=0,  # Ctrl-C on the terminal is for the conversation, not for the server

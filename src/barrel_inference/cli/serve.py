@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import sys
+import threading
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -46,6 +49,7 @@ def serve(
     ] = False,
     log_level: Annotated[Level, typer.Option(help="How much to log to standard error.")] = "info",
     json: Annotated[bool, typer.Option("--json", help="Print the address as a line of JSON.")] = False,
+    until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True)] = False,
 ) -> None:
     """Serve Ollama's, OpenAI's and Anthropic's API on this machine.
 
@@ -67,10 +71,19 @@ def serve(
         flags["host"], flags["port"] = address(host if port is None else f"{host}:{port}")
     config = local.configuration(server=_given(flags), registry=_given({"max_context_size": ctx}))
     _log_to_stderr(log_level)
+    if until_eof:
+        threading.Thread(target=_end_at_eof, name="until eof", daemon=True).start()
     try:
         run(_with_files(config), json)
     except ListenError as error:
         raise _taken(error, config.server) from None
+
+
+def _end_at_eof() -> None:
+    """Whoever has started us holds the other end of standard input, and is gone when that closes."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
