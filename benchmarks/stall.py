@@ -40,7 +40,12 @@ EIGHT_HEADS = {
 async def measure(chosen: Setting) -> list[Table]:
     generated = chosen.folder("model") / "eight-heads.gguf"
     write_model(generated, "llama", EIGHT_HEADS)
-    rows = [await _row(chosen), await _row(replace(chosen, model_path=str(generated)))]
+    about = gguf.read(Path(chosen.model_path))
+    heads = about.metadata.get(f"{about.architecture}.attention.head_count", "?")
+    rows = [
+        {"model": f"{about.name}, {heads} heads"} | await _row(chosen),
+        {"model": "generated, 8 heads"} | await _row(replace(chosen, model_path=str(generated))),
+    ]
     return [Table("stall", "How long does a stream stand still while another's prompt is read?", rows)]
 
 
@@ -54,9 +59,7 @@ async def _row(chosen: Setting) -> dict[str, Any]:
             together.append(reader.first_token_s)
             pauses.append(pause)
             usual.append(gap)
-    about = gguf.read(Path(chosen.model_path))
     return {
-        "model": f"{about.name or 'generated'}, {about.metadata['llama.attention.head_count']} heads",
         "prompt tokens": n_prompt,
         "usual gap of the stream, s": spread(usual),
         "longest gap meanwhile, s": spread(pauses),
