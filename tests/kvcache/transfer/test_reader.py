@@ -17,9 +17,10 @@ from barrel_inference.kvcache.record import CorruptError
 from barrel_inference.kvcache.tier import Medium, Tier
 from barrel_inference.kvcache.transfer.buffers import Memory
 from barrel_inference.kvcache.transfer.reader import ARENAS, STALE_RATE_S, Reader
-from barrel_inference.kvcache.transfer.reading import PART_TOKENS, READ_AHEAD
+from barrel_inference.kvcache.transfer.reading import PART_TOKENS, READ_AHEAD, Reading
 from tests.kvcache.harness import spec
 from tests.kvcache.objects import NAMESPACE, layout, payload, put, store
+from tests.support.waiting import until
 
 TOKENS = list(range(600))
 
@@ -86,37 +87,29 @@ def test_all_parts_are_read_before_it_is_ready_when_others_must_not_wait(
 ) -> None:
     monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.PART_TOKENS", 64)
     one = Setup(tmp_path)
-    found = one.find()
-    medium = one.tier.medium = Held()
-    reading = one.reader.start(found)
-    assert reading is not None
+    medium, reading = held(one)
     medium.let_go.release(READ_AHEAD)
-    while not reading.ready:  # the first part is enough to begin
-        time.sleep(0.001)
+    until(lambda: reading.ready)  # the first part is enough to begin
     reading.begin_all()
     medium.let_go.release(10 - READ_AHEAD - 1)
     time.sleep(0.05)
     assert not reading.ready
     medium.let_go.release()
-    while not reading.ready:
-        time.sleep(0.001)
+    until(lambda: reading.ready)
     assert len(list(reading.blobs())) == 10
     one.reader.finish(reading)
 
 
 def test_who_reads_slowly_says_so_after_the_first_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.PART_TOKENS", 64)
-    one = Setup(tmp_path)
-    found = one.find()
     for hold_up_s, is_slow in ((100.0, False), (0.1, True)):
         monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.HOLD_UP_S", hold_up_s)
-        medium = one.tier.medium = Held()
-        reading = one.reader.start(found)
-        assert reading is not None and not reading.is_slow
+        one = Setup(tmp_path)
+        medium, reading = held(one)
+        assert not reading.is_slow
         time.sleep(0.05)  # seven parts more would take 0.35 s
         medium.let_go.release(READ_AHEAD)
-        while not reading.ready:
-            time.sleep(0.001)
+        until(lambda reading=reading: reading.ready)
         assert reading.is_slow is is_slow
         medium.let_go.release(10)
         one.reader.finish(reading)
@@ -126,10 +119,7 @@ def test_a_disk_that_hangs_between_two_parts_is_not_waited_for(tmp_path: Path, m
     monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.PART_TOKENS", 64)
     monkeypatch.setattr("barrel_inference.kvcache.transfer.reading.HANG_S", 0.1)
     one = Setup(tmp_path)
-    found = one.find()
-    medium = one.tier.medium = Held()
-    reading = one.reader.start(found)
-    assert reading is not None
+    medium, reading = held(one)
     medium.let_go.release(READ_AHEAD)
     with pytest.raises(TimeoutError):
         list(reading.blobs())
@@ -137,6 +127,15 @@ def test_a_disk_that_hangs_between_two_parts_is_not_waited_for(tmp_path: Path, m
     medium.let_go.release(100)
     one.reader.close()
     assert one.reader._memory._out == 0
+
+
+def held(one: Setup) -> tuple[Held, Reading]:
+    """A reading on such a disk; looking up was quick."""
+    found = one.find()
+    medium = one.tier.medium = Held()
+    reading = one.reader.start(found)
+    assert reading is not None
+    return medium, reading
 
 
 class Held(Medium):
