@@ -98,7 +98,7 @@ def _started(models: dict[str, Any]) -> Iterator[Client]:
         process_group=0,  # Ctrl-C on the terminal is for the conversation, not for the server
         text=True,
     )
-    assert process.stdout is not None
+    assert process.stdin is not None and process.stdout is not None
     try:
         line = process.stdout.readline()
         if not line:
@@ -112,3 +112,4 @@ def _started(models: dict[str, Any]) -> Iterator[Client]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        process.stdin.close()
