@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from barrel_inference.engine.requests.generation import Generation
 from tests.engine.fakes import Bench, tokens
 
 HEAD = tokens(1000)
+
+
+def reading(n_seq_max: int) -> tuple[Bench, Generation]:
+    """A request ``a`` whose read is under way."""
+    bench = Bench(n_seq_max=n_seq_max, store=True)
+    bench.store.saved.append(HEAD)
+    bench.store.are_ready = False
+    generation = bench.prepare("a", HEAD, max_tokens=2)
+    bench.engine.submit(generation)
+    return bench, generation
 
 
 def test_the_longer_prefix_wins_and_equal_ones_read_nothing() -> None:
@@ -49,11 +60,7 @@ def test_a_restore_that_fails_over_its_own_donor_is_cold() -> None:
 
 
 def test_who_waits_for_its_read_lets_others_pass() -> None:
-    bench = Bench(n_seq_max=1, store=True)
-    bench.store.saved.append(HEAD)
-    bench.store.are_ready = False
-    generation = bench.prepare("a", HEAD, max_tokens=2)
-    bench.engine.submit(generation)
+    bench, generation = reading(n_seq_max=1)
     bench.submit("b", tokens(10, seed=4), max_tokens=2)
     bench.step(5)
     assert bench.results["b"].is_over and bench.results["a"].start is None
@@ -64,11 +71,7 @@ def test_who_waits_for_its_read_lets_others_pass() -> None:
 
 
 def test_beside_others_a_plan_is_read_to_the_end_before_it_is_restored() -> None:
-    bench = Bench(n_seq_max=2, store=True)
-    bench.store.saved.append(HEAD)
-    bench.store.are_ready = False
-    alone = bench.prepare("a", HEAD, max_tokens=2)
-    bench.engine.submit(alone)
+    bench, alone = reading(n_seq_max=2)
     bench.step(2)
     assert alone.plan and not alone.plan.must_read_all  # type: ignore[attr-defined]
     bench.submit("b", tokens(10, seed=4), max_tokens=20)
