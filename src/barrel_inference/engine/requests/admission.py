@@ -39,10 +39,9 @@ class Admission:
     def admit(self, alone: Generation | None) -> list[Generation]:
         """Start whoever can be started (only ``alone``, when given); returns them, with their prefix in place."""
         self._keep_found()
-        are_others = not all(s.is_idle for s in self._sequences)
         for generation in self.waiting:
             if generation.plan:
-                generation.plan.read_on(all_of_it=are_others)
+                generation.plan.read_on(all_of_it=self._is_anyone_running)
         if not any(s.is_idle for s in self._sequences):
             for generation in self.waiting:
                 generation.is_stale = not generation.has_looked_again
@@ -99,6 +98,10 @@ class Admission:
                 self.prefix.empty(sequence)
 
     @property
+    def _is_anyone_running(self) -> bool:
+        return any(not s.is_idle for s in self._sequences)
+
+    @property
     def is_reading(self) -> bool:
         """A request waits for the store to have read its prefix."""
         return any(g.plan and not g.plan.ready for g in self.waiting)
@@ -147,7 +150,7 @@ class Admission:
             if n_reading >= sum(s.is_idle for s in self._sequences):
                 return True
             self._store.begin(plan)
-        plan.read_on(all_of_it=not all(s.is_idle for s in self._sequences))
+        plan.read_on(all_of_it=self._is_anyone_running)
         return not plan.ready
 
     def _is_turned_away(self, generation: Generation) -> bool:
@@ -199,7 +202,7 @@ class Admission:
 
     def _make_cold(self, generation: Generation) -> None:
         """Cells in use elsewhere would shift this sequence's, and with them the order of summation."""
-        if generation.exact == "cold" and all(s.is_idle for s in self._sequences):
+        if generation.exact == "cold" and not self._is_anyone_running:
             for sequence in self._sequences:
                 self.prefix.empty(sequence)
 
